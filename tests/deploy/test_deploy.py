@@ -21,7 +21,7 @@ def compose() -> dict[str, Any]:
 
 
 def stages() -> set[str]:
-    return set(re.findall(r"^FROM .* AS (\w+)$", (DEPLOY / "Dockerfile").read_text(), re.M))
+    return set(re.findall(r"^FROM .* AS (\w+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE))
 
 
 def test_compose_builds_a_stage_that_exists(compose: dict[str, Any]) -> None:
@@ -31,7 +31,9 @@ def test_compose_builds_a_stage_that_exists(compose: dict[str, Any]) -> None:
 
 
 def test_dockerfile_copies_only_what_exists() -> None:
-    for source in re.findall(r"^COPY (?!--from)(\S+) ", (DEPLOY / "Dockerfile").read_text(), re.M):
+    for source in re.findall(
+        r"^COPY (?!--from)(\S+) ", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE
+    ):
         assert (ROOT / source).exists(), source
 
 
