@@ -1,0 +1,47 @@
+"""What one step runs."""
+
+from dataclasses import dataclass
+
+from polyloom.routing.scheduler.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """Tokens `[start, start + num_tokens)` of one sequence.
+
+    samples: they are its last ones, so the step ends with a new token for it.
+    """
+
+    sequence: Sequence
+    start: int
+    num_tokens: int
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: sequences with tokens of the same revision adjacent, the base's first.
+
+    failed: sequences whose adapter could not be loaded; their blocks and pins are free already.
+    """
+
+    scheduled: tuple[ScheduledSequence, ...]
+    failed: tuple["FailedSequence", ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(item.num_tokens for item in self.scheduled)
+
+
+@dataclass(frozen=True, slots=True)
+class FailedSequence:
+    """A sequence that can not run, and why."""
+
+    sequence: Sequence
+    code: str
+    message: str
+
+
+def adapter_order(item: ScheduledSequence) -> str:
+    """Sort key that puts tokens of one revision next to each other, the base's first."""
+    return item.sequence.adapter_digest or ""

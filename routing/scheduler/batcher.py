@@ -1,0 +1,270 @@
+"""Continuous batching: what runs in the next step, and who waits.
+
+A step takes the decodes of all running sequences first, then chunks of prefills under what is left
+of the token budget, so a long prompt costs the others a bounded delay each step and never their
+turn. A sequence takes the blocks of all tokens it has when it is admitted, and one more block
+whenever it grows into it; when none is free, the youngest running sequence gives its own back and
+is recomputed later from its prompt and what it has generated.
+"""
+
+import heapq
+from collections.abc import Iterable
+from itertools import islice
+
+from polyloom.routing.request import GenerationRequest
+from polyloom.routing.scheduler.batch import (
+    FailedSequence,
+    ScheduledSequence,
+    StepPlan,
+    adapter_order,
+)
+from polyloom.routing.scheduler.config import SchedulerConfig
+from polyloom.routing.scheduler.errors import DuplicateSequenceError, NeverFitsError
+from polyloom.routing.scheduler.ports import AdapterPins, PinState, SequenceBlocks
+from polyloom.routing.scheduler.sequence import Sequence, SequenceStatus
+from polyloom.routing.scheduler.waiting import WaitingQueue
+
+
+class Batcher:
+    """Owns every sequence of the engine from `add` to `finish`.
+
+    All calls come from the step loop's thread. Times are monotonic seconds, deadlines unix seconds.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, blocks: SequenceBlocks, adapters: AdapterPins
+    ) -> None:
+        self.config = config
+        self.max_sequence_tokens = min(config.max_model_len, blocks.capacity_tokens)
+        self.preemptions_total = 0
+        self._blocks = blocks
+        self._adapters = adapters
+        self._sequences: dict[str, Sequence] = {}
+        self._waiting = WaitingQueue(config.queue_limit)
+        self._running: list[Sequence] = []
+        self._deadlines: list[tuple[float, str]] = []
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def sequence_ids(self) -> tuple[str, ...]:
+        return tuple(self._sequences)
+
+    def get(self, sequence_id: str) -> Sequence | None:
+        return self._sequences.get(sequence_id)
+
+    def running(self) -> tuple[Sequence, ...]:
+        return tuple(self._running)
+
+    def add(self, request: GenerationRequest, now: float) -> Sequence:
+        """Queue a request.
+
+        Raises:
+            NeverFitsError: it could not run even alone.
+            QueueFullError: too many wait.
+            DuplicateSequenceError: the id is in use.
+        """
+        if request.sequence_id in self._sequences:
+            raise DuplicateSequenceError(request.sequence_id)
+        prompt_tokens, max_tokens = len(request.prompt), request.sampling.max_tokens
+        if prompt_tokens + max_tokens > self.max_sequence_tokens:
+            raise NeverFitsError(prompt_tokens, max_tokens, self.max_sequence_tokens)
+        sequence = Sequence(request, now)
+        self._waiting.append(sequence)
+        self._sequences[sequence.sequence_id] = sequence
+        if request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.deadline, sequence.sequence_id))
+        return sequence
+
+    def finish(self, sequence: Sequence) -> None:
+        """End a sequence, wherever it is; its blocks and its pin are free on return."""
+        if sequence.status is SequenceStatus.RUNNING:
+            self._running.remove(sequence)
+        elif sequence.status is not SequenceStatus.FINISHED:
+            self._waiting.remove(sequence)
+        self._blocks.release(sequence.sequence_id)
+        self._unpin(sequence)
+        sequence.status = SequenceStatus.FINISHED
+        self._sequences.pop(sequence.sequence_id, None)
+
+    def overdue(self, unix_time: float) -> list[Sequence]:
+        """Sequences whose deadline has passed; the caller finishes them."""
+        late = []
+        while self._deadlines and self._deadlines[0][0] <= unix_time:
+            _, sequence_id = heapq.heappop(self._deadlines)
+            sequence = self._sequences.get(sequence_id)
+            if sequence is not None:
+                late.append(sequence)
+        return late
+
+    def plan(self, now: float) -> StepPlan:
+        """Choose the next step's tokens; their blocks are reserved on return."""
+        preempted_before = self.preemptions_total
+        items = self._decodes()
+        budget = self.config.token_budget - len(items)
+        items += self._continued_prefills(budget)
+        failed: list[FailedSequence] = []
+        if self.preemptions_total == preempted_before:  # else it would take the blocks just freed
+            budget = self.config.token_budget - sum(item.num_tokens for item in items)
+            admitted, failed = self._admissions(budget, now)
+            items += admitted
+        items.sort(key=adapter_order)
+        return StepPlan(tuple(items), tuple(failed))
+
+    def commit(self, plan: StepPlan) -> None:
+        """The plan's tokens are in the cache."""
+        for item in plan.scheduled:
+            item.sequence.computed += item.num_tokens
+
+    def _decodes(self) -> list[ScheduledSequence]:
+        """One token of every decoding sequence, oldest first, preempting from the young end."""
+        items: list[ScheduledSequence] = []
+        for sequence in tuple(self._running):
+            if not sequence.decoding:
+                continue
+            if self._grow(sequence):
+                items.append(ScheduledSequence(sequence, sequence.computed, 1, True))
+        return items
+
+    def _grow(self, sequence: Sequence) -> bool:
+        """Blocks for all tokens of a running sequence; False if it was preempted itself."""
+        while not self._blocks.reserve(sequence.sequence_id, len(sequence.tokens)):
+            victim = self._running[-1]
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Back to the queue's front without blocks; the pin stays, so its pages do too."""
+        self._running.remove(sequence)
+        self._blocks.release(sequence.sequence_id)
+        sequence.forget_cache()
+        sequence.status = SequenceStatus.WAITING
+        self._waiting.put_back(sequence)
+        self.preemptions_total += 1
+
+    def _continued_prefills(self, budget: int) -> list[ScheduledSequence]:
+        """Next chunks of sequences that are admitted but not through their prompt."""
+        prefills = (s for s in self._running if not s.decoding)
+        return self._chunks(prefills, budget)
+
+    def _chunks(self, sequences: Iterable[Sequence], budget: int) -> list[ScheduledSequence]:
+        items: list[ScheduledSequence] = []
+        for sequence in sequences:
+            if budget == 0:
+                break
+            items.append(_chunk(sequence, budget))
+            budget -= items[-1].num_tokens
+        return items
+
+    def _admissions(
+        self, budget: int, now: float
+    ) -> tuple[list[ScheduledSequence], list[FailedSequence]]:
+        """First chunks of waiting sequences while budget, room and blocks last.
+
+        Only the first `max_running` of the queue are looked at, so the pins that waiting sequences
+        hold are bounded. One whose adapter is not there yet is passed over; one that finds no
+        blocks ends the round, or large ones would starve.
+        """
+        items: list[ScheduledSequence] = []
+        failed: list[FailedSequence] = []
+        gate = _AdapterGate(self.config.adapter_patience, now)
+        blocks_left = True
+        for sequence in islice(self._waiting.candidates(), self.config.max_running):
+            state = self._adapter_state(sequence, gate, now)
+            if state is PinState.FAILED:
+                failed.append(self._fail(sequence))
+            if state is not PinState.RESIDENT or not blocks_left or budget == 0:
+                continue
+            if len(self._running) == self.config.max_running:
+                continue
+            blocks_left = self._admit(sequence, now)
+            if blocks_left:
+                items.append(_chunk(sequence, budget))
+                budget -= items[-1].num_tokens
+        return items, failed
+
+    def _adapter_state(self, sequence: Sequence, gate: "_AdapterGate", now: float) -> PinState:
+        """Pin the sequence's revision if that is still to be done; may it run now?"""
+        source = sequence.request.adapter
+        if source is None:
+            return PinState.RESIDENT
+        if sequence.pinned:
+            state = self._adapters.state(source.digest)
+        elif gate.closed:
+            return PinState.NO_ROOM
+        else:
+            state = self._adapters.pin(source)
+            sequence.pinned = state in (PinState.RESIDENT, PinState.LOADING)
+        if state is PinState.NO_ROOM:
+            gate.no_room_for(sequence)
+        elif state is PinState.LOADING and sequence.load_started is None:
+            sequence.load_started = now
+            sequence.status = SequenceStatus.LOADING
+        elif state is PinState.RESIDENT and sequence.status is SequenceStatus.LOADING:
+            sequence.adapter_load = now - (sequence.load_started or now)
+            sequence.status = SequenceStatus.WAITING
+        return state
+
+    def _admit(self, sequence: Sequence, now: float) -> bool:
+        if not self._blocks.reserve(sequence.sequence_id, len(sequence.tokens)):
+            return False
+        self._waiting.remove(sequence)
+        self._insert_running(sequence)
+        sequence.status = SequenceStatus.RUNNING
+        if sequence.admitted is None:
+            sequence.admitted = now
+        return True
+
+    def _insert_running(self, sequence: Sequence) -> None:
+        """Keep `_running` oldest first: the last is the one to preempt."""
+        place = len(self._running)
+        while place > 0 and self._running[place - 1].arrival > sequence.arrival:
+            place -= 1
+        self._running.insert(place, sequence)
+
+    def _fail(self, sequence: Sequence) -> FailedSequence:
+        digest = sequence.adapter_digest
+        assert digest is not None  # only sequences with an adapter have a pin that can fail
+        code, message = self._adapters.failure(digest)
+        self.finish(sequence)
+        return FailedSequence(sequence, code, message)
+
+    def _unpin(self, sequence: Sequence) -> None:
+        digest = sequence.adapter_digest
+        if sequence.pinned and digest is not None:
+            self._adapters.unpin(digest)
+            sequence.pinned = False
+
+
+class _AdapterGate:
+    """Lets younger sequences pin adapters while an older one found no room for its own.
+
+    Until the older one's patience ends they may overtake it; then the gate closes, pins drain as
+    sequences finish, and it gets the pages.
+    """
+
+    def __init__(self, patience: float, now: float) -> None:
+        self.closed = False
+        self._patience = patience
+        self._now = now
+
+    def no_room_for(self, sequence: Sequence) -> None:
+        if sequence.no_room_since is None:
+            sequence.no_room_since = self._now
+        if self._now - sequence.no_room_since >= self._patience:
+            self.closed = True
+
+
+def _chunk(sequence: Sequence, budget: int) -> ScheduledSequence:
+    """As much of the sequence's pending tokens as the budget allows."""
+    num_tokens = min(sequence.pending, budget)
+    samples = num_tokens == sequence.pending
+    return ScheduledSequence(sequence, sequence.computed, num_tokens, samples)

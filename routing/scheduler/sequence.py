@@ -1,0 +1,82 @@
+"""State of one sequence between its arrival and its last token."""
+
+from enum import StrEnum
+
+from polyloom.routing.request import GenerationRequest
+
+
+class SequenceStatus(StrEnum):
+    """Where a sequence is. A preempted one is WAITING again."""
+
+    WAITING = "waiting"
+    LOADING = "loading"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Sequence:
+    """One sequence: what it asked for, what it has, how far its KV is.
+
+    tokens: prompt, then output; what a recompute would run.
+    computed: leading tokens whose KV is in the cache.
+    arrival, admitted, first_token_at, load_started, no_room_since: monotonic seconds; None while it
+        has not happened.
+    """
+
+    __slots__ = (
+        "adapter_load",
+        "admitted",
+        "arrival",
+        "computed",
+        "first_token_at",
+        "load_started",
+        "no_room_since",
+        "pinned",
+        "preemptions",
+        "prompt_len",
+        "prompt_logprobs_sent",
+        "request",
+        "sequence_id",
+        "status",
+        "tokens",
+    )
+
+    def __init__(self, request: GenerationRequest, arrival: float) -> None:
+        self.request = request
+        self.sequence_id = request.sequence_id
+        self.tokens = list(request.prompt)
+        self.prompt_len = len(request.prompt)
+        self.computed = 0
+        self.status = SequenceStatus.WAITING
+        self.arrival = arrival
+        self.admitted: float | None = None
+        self.first_token_at: float | None = None
+        self.load_started: float | None = None
+        self.no_room_since: float | None = None
+        self.adapter_load = 0.0
+        self.pinned = False
+        self.preemptions = 0
+        self.prompt_logprobs_sent = 0
+
+    @property
+    def adapter_digest(self) -> str | None:
+        return self.request.combination.adapter_digest
+
+    @property
+    def pending(self) -> int:
+        """Tokens that must run before the next one can be sampled; at least 1 while unfinished."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def output_len(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def decoding(self) -> bool:
+        """Only its newest sampled token is left to run."""
+        return self.pending == 1 and self.output_len > 0
+
+    def forget_cache(self) -> None:
+        """Its blocks are gone: everything it has runs again, generated tokens included."""
+        self.computed = 0
+        self.preemptions += 1
