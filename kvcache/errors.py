@@ -1,7 +1,9 @@
 """Errors of the paged cache.
 
 KVCacheError
-└── OutOfBlocksError    the pool cannot give the blocks asked for; nothing was taken
+├── OutOfBlocksError    the pool cannot give the blocks asked for; nothing was taken
+├── UnknownSequenceError    the sequence holds no blocks
+└── BlockAccountingError    blocks are lost, held twice or freed twice: a bug, found by a check
 """
 
 
@@ -16,3 +18,15 @@ class OutOfBlocksError(KVCacheError):
         super().__init__(f"{asked} blocks asked for, {free} free")
         self.asked = asked
         self.free = free
+
+
+class UnknownSequenceError(KVCacheError):
+    """The manager was asked about a sequence that holds no blocks."""
+
+    def __init__(self, sequence_id: str) -> None:
+        super().__init__(f"sequence {sequence_id} holds no blocks")
+        self.sequence_id = sequence_id
+
+
+class BlockAccountingError(KVCacheError):
+    """The books of the cache do not add up."""
