@@ -46,7 +46,7 @@ def attend(
         own = slice(starts[s], starts[s + 1])
         k = _context(keys, batch.block_tables[s], context_len)
         v = _context(values, batch.block_tables[s], context_len)
-        queries = q[own].float().unflatten(1, (num_kv_heads, -1))
+        queries = q[own].float().reshape(-1, num_kv_heads, num_heads // num_kv_heads, head_dim)
         scores = torch.einsum("tgrd,gld->tgrl", queries, k) * scale
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
