@@ -1,7 +1,42 @@
-"""From (tenant, `model`) to a combination."""
-DEFAULT_ALIAS = "prod"
+"""From (tenant, `model`) to the combination that a request runs on, from the snapshot alone.
+
+The whole string is looked up before it is split: adapter, then base. Then the part after the last
+`@` picks a revision (`3`, an alias, `sha256:<hex>`). A name that is no adapter may still be
+`<base>:<adapter>`. Whatever does not resolve is an error: the base never answers in its place.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from polyloom.adapters.source import AdapterSource
+from polyloom.routing.combination import Combination
+from polyloom.routing.errors import ModelNotFound, NoDefaultRevision, RevisionRetired
+from polyloom.routing.names import (
+    DEFAULT_ALIAS,
+    AliasRef,
+    DigestRef,
+    NumberRef,
+    RevisionRef,
+    parse_ref,
+)
+from polyloom.routing.snapshot import (
+    AdapterEntry,
+    AdapterKey,
+    BaseEntry,
+    RevisionEntry,
+    RouteSnapshot,
+)
+
+
 class Resolution(msgspec.Struct, frozen=True, kw_only=True):
-    """combination, adapter: for GenerationRequest. label: `<adapter>@<number>` or `<base>`. adapter_name, revision: None for the base. tokenizer_folder, template_folder: where to load each from."""
+    """What a `model` string means at one version of the routes.
+
+    combination, adapter: as `GenerationRequest` takes them.  label: `<adapter>@<number>`, or the
+    base's name.  adapter_name, revision: None for the base.  tokenizer_folder, template_folder:
+    where the tokenizer and the chat template lie (the revision's own if it ships them).
+    """
+
     combination: Combination
     adapter: AdapterSource | None
     label: str
@@ -11,5 +46,142 @@ class Resolution(msgspec.Struct, frozen=True, kw_only=True):
     route_version: int
     tokenizer_folder: str
     template_folder: str
+
+
 def resolve(snapshot: RouteSnapshot, tenant: str, model: str) -> Resolution:
-    """Raises ModelNotFound, NoDefaultRevision, RevisionRetired."""
+    """What `model` means to `tenant` (a slug).
+
+    Raises ModelNotFound (unknown, another tenant's, or not ready), NoDefaultRevision (an adapter
+    without `prod`), RevisionRetired.
+    """
+    return _Lookup(snapshot, tenant, model).resolve()
+
+
+class _Lookup:
+    def __init__(self, snapshot: RouteSnapshot, tenant: str, model: str) -> None:
+        self._snapshot = snapshot
+        self._tenant = tenant
+        self._model = model
+
+    def resolve(self) -> Resolution:
+        if adapter := self._adapter(self._model):
+            return self._default(adapter)
+        if base := self._snapshot.bases.get(self._model):
+            return self._base(base)
+        name, at, suffix = self._model.rpartition("@")
+        if at:
+            return self._referred(name, suffix)
+        if found := self._below_base(self._model):
+            return self._default(*found)
+        raise self._unknown()
+
+    def _adapter(self, name: str) -> AdapterEntry | None:
+        return self._snapshot.adapters.get(AdapterKey(self._tenant, name))
+
+    def _below_base(self, text: str) -> tuple[AdapterEntry, BaseEntry] | None:
+        """`<base>:<adapter>`, where both names may hold colons themselves."""
+        for base_name, name in _splits(text, ":"):
+            base = self._snapshot.bases.get(base_name)
+            adapter = self._adapter(name)
+            if base and adapter:
+                return adapter, base
+        return None
+
+    def _referred(self, name: str, suffix: str) -> Resolution:
+        ref = parse_ref(suffix)
+        if ref is None:
+            raise self._unknown()
+        if adapter := self._adapter(name):
+            return self._revision(adapter, self._pick(adapter, ref))
+        if found := self._below_base(name):
+            adapter, base = found
+            return self._revision(adapter, self._pick(adapter, ref), base)
+        raise self._unknown()
+
+    def _default(self, adapter: AdapterEntry, base: BaseEntry | None = None) -> Resolution:
+        if DEFAULT_ALIAS not in adapter.aliases:
+            raise NoDefaultRevision(
+                self._model,
+                f"The adapter {adapter.name!r} has no alias {DEFAULT_ALIAS!r}: name a revision"
+                f" ('{adapter.name}@<number>') or promote one",
+            )
+        return self._revision(adapter, self._pick(adapter, AliasRef(DEFAULT_ALIAS)), base)
+
+    def _pick(self, adapter: AdapterEntry, ref: RevisionRef) -> RevisionEntry:
+        match ref:
+            case NumberRef(number):
+                found = adapter.revisions.get(number)
+            case AliasRef(alias):
+                found = adapter.revisions.get(adapter.aliases.get(alias, 0))
+            case DigestRef(prefix):
+                found = self._by_digest(adapter, prefix)
+        if found is None:
+            raise self._unknown()
+        return found
+
+    def _by_digest(self, adapter: AdapterEntry, prefix: str) -> RevisionEntry | None:
+        """Of several uploads of one content the ready one, else the newest."""
+        matches = [r for r in adapter.revisions.values() if r.source.digest.startswith(prefix)]
+        if len({r.source.digest for r in matches}) > 1:
+            raise ModelNotFound(
+                self._model, f"Several revisions' digests begin with {prefix!r}: give more digits"
+            )
+        return max(matches, key=lambda r: (r.state == "ready", r.number), default=None)
+
+    def _revision(
+        self, adapter: AdapterEntry, revision: RevisionEntry, named: BaseEntry | None = None
+    ) -> Resolution:
+        label = f"{adapter.name}@{revision.number}"
+        if revision.state == "retired":
+            raise RevisionRetired(self._model, f"The revision '{label}' was retired")
+        if revision.state != "ready":
+            raise ModelNotFound(
+                self._model, f"The revision '{label}' is not ready: its state is {revision.state}"
+            )
+        base = self._base_of(revision)
+        if base is None or named not in (None, base):
+            raise ModelNotFound(self._model, f"The revision '{label}' was made for another base")
+        ships_template = revision.template_digest is not None
+        return Resolution(
+            combination=Combination(
+                base_digest=base.digest,
+                template_digest=revision.template_digest or base.template_digest,
+                adapter_digest=revision.source.digest,
+            ),
+            adapter=revision.source,
+            label=label,
+            base_name=base.name,
+            adapter_name=adapter.name,
+            revision=revision.number,
+            route_version=self._snapshot.version,
+            tokenizer_folder=revision.source.path if revision.ships_tokenizer else base.folder,
+            template_folder=revision.source.path if ships_template else base.folder,
+        )
+
+    def _base_of(self, revision: RevisionEntry) -> BaseEntry | None:
+        bases = self._snapshot.bases.values()
+        return next((b for b in bases if b.digest == revision.base_digest), None)
+
+    def _base(self, base: BaseEntry) -> Resolution:
+        return Resolution(
+            combination=Combination(base_digest=base.digest, template_digest=base.template_digest),
+            adapter=None,
+            label=base.name,
+            base_name=base.name,
+            adapter_name=None,
+            revision=None,
+            route_version=self._snapshot.version,
+            tokenizer_folder=base.folder,
+            template_folder=base.folder,
+        )
+
+    def _unknown(self) -> ModelNotFound:
+        return ModelNotFound(self._model, f"The model {self._model!r} does not exist")
+
+
+def _splits(text: str, separator: str) -> Iterator[tuple[str, str]]:
+    """Every way to cut `text` in two at a `separator`, the longest left part first."""
+    end = text.rfind(separator)
+    while end > 0:
+        yield text[:end], text[end + 1 :]
+        end = text.rfind(separator, 0, end)

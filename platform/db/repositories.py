@@ -1,0 +1,238 @@
+"""Typed access to the tables, for the services' statements that are more than a line."""
+
+from datetime import datetime
+
+from advanced_alchemy.repository import SQLAlchemyAsyncRepository
+from sqlalchemy import func, or_, select, update
+from sqlalchemy.orm import joinedload, selectinload
+
+from polyloom.platform.db.models import (
+    LIVE_STATES,
+    AdapterRow,
+    AliasChangeRow,
+    AliasRow,
+    ApiKeyRow,
+    AuditRow,
+    BaseRow,
+    BlobRow,
+    RevisionRow,
+    RouteVersionRow,
+    TenantRow,
+    UsageRow,
+)
+
+
+class TenantRepository(SQLAlchemyAsyncRepository[TenantRow]):
+    """Tenants."""
+
+    model_type = TenantRow
+
+    async def by_slug(self, slug: str, *, lock: bool = False) -> TenantRow | None:
+        """The tenant, locked against concurrent uploads and changes if `lock`."""
+        statement = select(TenantRow).where(TenantRow.slug == slug)
+        return await self.session.scalar(statement.with_for_update() if lock else statement)
+
+    async def lock(self, tenant_id: int) -> TenantRow:
+        """Serialise with everything else that counts the tenant's adapters and bytes."""
+        statement = select(TenantRow).where(TenantRow.id == tenant_id).with_for_update()
+        return (await self.session.scalars(statement)).one()
+
+
+class ApiKeyRepository(SQLAlchemyAsyncRepository[ApiKeyRow]):
+    """API keys."""
+
+    model_type = ApiKeyRow
+
+    async def by_hash(self, key_hash: str) -> ApiKeyRow | None:
+        """The key with its tenant."""
+        return await self.session.scalar(
+            select(ApiKeyRow)
+            .where(ApiKeyRow.key_hash == key_hash)
+            .options(joinedload(ApiKeyRow.tenant))
+        )
+
+
+class BaseRepository(SQLAlchemyAsyncRepository[BaseRow]):
+    """Bases."""
+
+    model_type = BaseRow
+
+
+class BlobRepository(SQLAlchemyAsyncRepository[BlobRow]):
+    """Blobs."""
+
+    model_type = BlobRow
+
+    async def lock(self, digest: str) -> BlobRow | None:
+        """The blob's row, locked against removal and quarantine."""
+        return await self.session.scalar(
+            select(BlobRow).where(BlobRow.digest == digest).with_for_update()
+        )
+
+    async def releasable(self, before: datetime) -> list[str]:
+        """Digests of the blobs that no revision has needed since `before`."""
+        needed = select(RevisionRow.id).where(
+            RevisionRow.digest == BlobRow.digest,
+            or_(RevisionRow.state.in_(LIVE_STATES), RevisionRow.ended_at > before),
+        )
+        statement = select(BlobRow.digest).where(~needed.exists())
+        return list(await self.session.scalars(statement))
+
+
+class AdapterRepository(SQLAlchemyAsyncRepository[AdapterRow]):
+    """Adapters."""
+
+    model_type = AdapterRow
+
+    async def lock(self, tenant_id: int, name: str) -> AdapterRow | None:
+        """The adapter, locked against every other change of its revisions and aliases."""
+        return await self.session.scalar(
+            select(AdapterRow)
+            .where(AdapterRow.tenant_id == tenant_id, AdapterRow.name == name)
+            .with_for_update(of=AdapterRow)
+        )
+
+    async def of_tenant(self, tenant_id: int) -> list[AdapterRow]:
+        """All of a tenant's adapters by name, with what `adapter_view` shows."""
+        return list(
+            await self.session.scalars(
+                select(AdapterRow)
+                .where(AdapterRow.tenant_id == tenant_id)
+                .order_by(AdapterRow.name)
+                .options(*_VIEWED)
+            )
+        )
+
+    async def named(self, tenant_id: int, name: str) -> AdapterRow | None:
+        """One adapter, with what `adapter_view` shows."""
+        return await self.session.scalar(
+            select(AdapterRow)
+            .where(AdapterRow.tenant_id == tenant_id, AdapterRow.name == name)
+            .options(*_VIEWED)
+        )
+
+    async def changed_since(self, route_version: int) -> list[AdapterRow]:
+        """Adapters whose routing changed after `route_version`, with what a snapshot needs."""
+        return list(
+            await self.session.scalars(
+                select(AdapterRow).where(AdapterRow.route_version > route_version).options(*_VIEWED)
+            )
+        )
+
+
+class RevisionRepository(SQLAlchemyAsyncRepository[RevisionRow]):
+    """Revisions."""
+
+    model_type = RevisionRow
+
+    async def viewed(self, *, lock: bool = False, **fields: object) -> RevisionRow | None:
+        """The revision whose columns equal `fields`, with its adapter, tenant and base."""
+        statement = select(RevisionRow).filter_by(**fields).options(*_WITH_OWNER)
+        if lock:
+            statement = statement.with_for_update(of=RevisionRow)
+        return await self.session.scalar(statement)
+
+    async def live(self, digest: str) -> list[RevisionRow]:
+        """Checking and ready revisions of this content, of all tenants, locked in id order."""
+        return list(
+            await self.session.scalars(
+                select(RevisionRow)
+                .where(RevisionRow.digest == digest, RevisionRow.state.in_(LIVE_STATES))
+                .order_by(RevisionRow.id)
+                .options(*_WITH_OWNER)
+            )
+        )
+
+    async def next_number(self, adapter_id: int) -> int:
+        """The number after the adapter's newest; the adapter must be locked."""
+        newest = await self.session.scalar(
+            select(func.max(RevisionRow.number)).where(RevisionRow.adapter_id == adapter_id)
+        )
+        return (newest or 0) + 1
+
+    async def stored_bytes(self, tenant_id: int) -> int:
+        """Bytes of the tenant's live revisions."""
+        total = await self.session.scalar(
+            select(func.sum(RevisionRow.bytes))
+            .join(AdapterRow)
+            .where(AdapterRow.tenant_id == tenant_id, RevisionRow.state.in_(LIVE_STATES))
+        )
+        return int(total or 0)
+
+    async def unclaimed(self, now: datetime, base_ids: list[int], limit: int) -> list[RevisionRow]:
+        """Revisions in `checking` that no process holds, oldest first, locked by this session."""
+        return list(
+            await self.session.scalars(
+                select(RevisionRow)
+                .where(
+                    RevisionRow.state == "checking",
+                    RevisionRow.base_id.in_(base_ids),
+                    or_(RevisionRow.claimed_until.is_(None), RevisionRow.claimed_until < now),
+                )
+                .order_by(RevisionRow.id)
+                .limit(limit)
+                .options(*_WITH_OWNER)
+                .with_for_update(of=RevisionRow, skip_locked=True)
+            )
+        )
+
+
+class AliasRepository(SQLAlchemyAsyncRepository[AliasRow]):
+    """Aliases."""
+
+    model_type = AliasRow
+
+    async def named(self, adapter_id: int, name: str) -> AliasRow | None:
+        """The alias with its history, newest change first."""
+        return await self.session.scalar(
+            select(AliasRow)
+            .where(AliasRow.adapter_id == adapter_id, AliasRow.name == name)
+            .options(selectinload(AliasRow.changes).joinedload(AliasChangeRow.revision))
+            .execution_options(populate_existing=True)
+        )
+
+
+class UsageRepository(SQLAlchemyAsyncRepository[UsageRow]):
+    """Usage rows."""
+
+    model_type = UsageRow
+
+
+class AuditRepository(SQLAlchemyAsyncRepository[AuditRow]):
+    """The audit trail."""
+
+    model_type = AuditRow
+
+
+class RouteVersionRepository(SQLAlchemyAsyncRepository[RouteVersionRow]):
+    """The one version of all routing state."""
+
+    model_type = RouteVersionRow
+
+    async def current(self) -> int:
+        """The version of the state that this session sees."""
+        return (await self.session.scalars(select(RouteVersionRow.version))).one()
+
+    async def advance(self) -> int:
+        """The next version. Its row stays locked to the end of the transaction, so versions are
+        committed in their order and no snapshot can miss one. Locks are taken in the order
+        tenant, adapter, revision, blob, version: callers advance last."""
+        statement = (
+            update(RouteVersionRow)
+            .values(version=RouteVersionRow.version + 1)
+            .returning(RouteVersionRow.version)
+        )
+        return (await self.session.scalars(statement)).one()
+
+
+_WITH_OWNER = (
+    joinedload(RevisionRow.adapter).joinedload(AdapterRow.tenant),
+    joinedload(RevisionRow.base),
+)
+_VIEWED = (
+    joinedload(AdapterRow.tenant),
+    selectinload(AdapterRow.revisions).joinedload(RevisionRow.base),
+    selectinload(AdapterRow.aliases)
+    .selectinload(AliasRow.current)
+    .joinedload(AliasChangeRow.revision),
+)
