@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Iterable
 from itertools import islice
 
+from polyloom.kvcache.errors import OutOfBlocksError
 from polyloom.routing.request import GenerationRequest
 from polyloom.routing.scheduler.batch import (
     FailedSequence,
@@ -34,8 +35,12 @@ class Batcher:
     def __init__(
         self, config: SchedulerConfig, blocks: SequenceBlocks, adapters: AdapterPins
     ) -> None:
+        if blocks.blocks_for(config.max_model_len) > blocks.num_blocks:
+            raise ValueError(
+                f"a sequence of max_model_len {config.max_model_len} tokens does not fit in "
+                f"{blocks.num_blocks} blocks"
+            )
         self.config = config
-        self.max_sequence_tokens = min(config.max_model_len, blocks.capacity_tokens)
         self.preemptions_total = 0
         self._blocks = blocks
         self._adapters = adapters
@@ -73,8 +78,8 @@ class Batcher:
         if request.sequence_id in self._sequences:
             raise DuplicateSequenceError(request.sequence_id)
         prompt_tokens, max_tokens = len(request.prompt), request.sampling.max_tokens
-        if prompt_tokens + max_tokens > self.max_sequence_tokens:
-            raise NeverFitsError(prompt_tokens, max_tokens, self.max_sequence_tokens)
+        if prompt_tokens + max_tokens > self.config.max_model_len:
+            raise NeverFitsError(prompt_tokens, max_tokens, self.config.max_model_len)
         sequence = Sequence(request, now)
         self._waiting.append(sequence)
         self._sequences[sequence.sequence_id] = sequence
@@ -88,7 +93,8 @@ class Batcher:
             self._running.remove(sequence)
         elif sequence.status is not SequenceStatus.FINISHED:
             self._waiting.remove(sequence)
-        self._blocks.release(sequence.sequence_id)
+        if sequence.sequence_id in self._blocks:
+            self._blocks.free(sequence.sequence_id)
         self._unpin(sequence)
         sequence.status = SequenceStatus.FINISHED
         self._sequences.pop(sequence.sequence_id, None)
@@ -134,17 +140,25 @@ class Batcher:
 
     def _grow(self, sequence: Sequence) -> bool:
         """Blocks for all tokens of a running sequence; False if it was preempted itself."""
-        while not self._blocks.reserve(sequence.sequence_id, len(sequence.tokens)):
+        while not self._reserve(sequence):
             victim = self._running[-1]
             self._preempt(victim)
             if victim is sequence:
                 return False
         return True
 
+    def _reserve(self, sequence: Sequence) -> bool:
+        """Blocks for all tokens the sequence has; False, with nothing taken, if too few are free."""
+        try:
+            self._blocks.reserve(sequence.sequence_id, len(sequence.tokens))
+        except OutOfBlocksError:
+            return False
+        return True
+
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the queue's front without blocks; the pin stays, so its pages do too."""
         self._running.remove(sequence)
-        self._blocks.release(sequence.sequence_id)
+        self._blocks.free(sequence.sequence_id)
         sequence.forget_cache()
         sequence.status = SequenceStatus.WAITING
         self._waiting.put_back(sequence)
@@ -214,7 +228,7 @@ class Batcher:
         return state
 
     def _admit(self, sequence: Sequence, now: float) -> bool:
-        if not self._blocks.reserve(sequence.sequence_id, len(sequence.tokens)):
+        if not self._reserve(sequence):
             return False
         self._waiting.remove(sequence)
         self._insert_running(sequence)

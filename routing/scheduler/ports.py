@@ -7,20 +7,31 @@ from polyloom.adapters.source import AdapterSource
 
 
 class SequenceBlocks(Protocol):
-    """Blocks by sequence. `kvcache.manager` implements it."""
+    """Blocks by sequence: `kvcache.manager.KVCacheManager`."""
 
     @property
-    def capacity_tokens(self) -> int:
-        """Tokens that the whole cache holds."""
+    def num_blocks(self) -> int:
+        """Blocks of the whole cache."""
         ...
 
-    def reserve(self, sequence_id: str, num_tokens: int) -> bool:
-        """Make the sequence's table cover `num_tokens` tokens; False, and nothing taken, if the
-        free blocks do not suffice."""
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that `num_tokens` tokens of one sequence fill."""
         ...
 
-    def release(self, sequence_id: str) -> None:
-        """Return all blocks of the sequence; without effect if it has none."""
+    def reserve(self, sequence_id: str, num_tokens: int) -> None:
+        """Make the sequence's table cover its first `num_tokens` tokens.
+
+        Raises:
+            OutOfBlocksError: the free blocks do not suffice; nothing was taken.
+        """
+        ...
+
+    def free(self, sequence_id: str) -> None:
+        """Return all blocks of a sequence that has some."""
+        ...
+
+    def __contains__(self, sequence_id: str) -> bool:
+        """Whether the sequence has blocks."""
         ...
 
 
