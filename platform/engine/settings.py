@@ -1,0 +1,65 @@
+"""What an engine process is told when it starts."""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+_MAX_SOCKET_PATH = 103  # bytes of sockaddr_un.sun_path, less ZeroMQ's and the terminator
+
+
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One engine: its base, its memory, its limits, its socket. Sent as JSON on standard input.
+
+    model_folder: the base in Hugging Face format.  base_digest: its exact identity.
+    address: `ipc://` and a path in a folder that only this user can enter.
+    kv_memory, adapter_memory: bytes.  max_model_len: None for what the base allows, in any case no
+    more than the KV memory holds.  threads: of torch's operators.
+    kernel_cache: folder of compiled ops, None for the user's own.
+    implementation: `reference` forces plain torch everywhere.
+    """
+
+    model_folder: str
+    base_name: str
+    base_digest: str
+    address: str
+    kv_memory: int
+    adapter_memory: int
+    threads: int
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    block_size: int = 16
+    token_budget: int = 512
+    max_running: int = 64
+    queue_limit: int = 1024
+    max_model_len: int | None = None
+    max_rank: int = 256
+    kernel_cache: str | None = None
+    implementation: Literal["auto", "reference"] = "auto"
+
+    def __post_init__(self) -> None:
+        for name in (
+            "kv_memory",
+            "adapter_memory",
+            "threads",
+            "block_size",
+            "token_budget",
+            "max_running",
+            "queue_limit",
+            "max_rank",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise ValueError(f"max_model_len must be at least 2, not {self.max_model_len}")
+        if not self.address.startswith("ipc://"):
+            raise ValueError(f"address must be an ipc:// path, not {self.address!r}")
+        if len(str(self.socket_path).encode()) > _MAX_SOCKET_PATH:
+            raise ValueError(
+                f"address is longer than the {_MAX_SOCKET_PATH} bytes a socket's path may have: "
+                f"{self.address}"
+            )
+
+    @property
+    def socket_path(self) -> Path:
+        return Path(self.address.removeprefix("ipc://"))
