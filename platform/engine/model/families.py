@@ -27,18 +27,49 @@ ACTIVATIONS = {
 }
 
 READ_FIELDS = frozenset(
-    """vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads
-    num_key_value_heads head_dim hidden_act max_position_embeddings rms_norm_eps
-    tie_word_embeddings rope_parameters architectures""".split()
+    [
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "hidden_act",
+        "max_position_embeddings",
+        "rms_norm_eps",
+        "tie_word_embeddings",
+        "rope_parameters",
+        "architectures",
+    ]
 )
 """Read for every family."""
 
 INERT_FIELDS = frozenset(
-    """initializer_range use_cache pad_token_id bos_token_id eos_token_id attention_dropout
-    resid_pdrop embd_pdrop pretraining_tp transformers_version dtype chunk_size_feed_forward
-    id2label label2id problem_type output_hidden_states return_dict max_window_layers
-    no_rope_layer_interval original_max_position_embeddings use_sliding_window
-    output_attentions""".split()
+    [
+        "initializer_range",
+        "use_cache",
+        "pad_token_id",
+        "bos_token_id",
+        "eos_token_id",
+        "attention_dropout",
+        "resid_pdrop",
+        "embd_pdrop",
+        "pretraining_tp",
+        "transformers_version",
+        "dtype",
+        "chunk_size_feed_forward",
+        "id2label",
+        "label2id",
+        "problem_type",
+        "output_hidden_states",
+        "return_dict",
+        "max_window_layers",
+        "no_rope_layer_interval",
+        "original_max_position_embeddings",
+        "use_sliding_window",
+        "output_attentions",
+    ]
 )
 """Training, generation and bookkeeping, or folded by transformers into a field that is read."""
 
