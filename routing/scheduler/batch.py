@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from polyloom.adapters.errors import AdapterError
 from polyloom.routing.scheduler.sequence import Sequence
 
 
@@ -35,11 +36,10 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class FailedSequence:
-    """A sequence that can not run, and why."""
+    """A sequence whose adapter cannot be loaded, and why."""
 
     sequence: Sequence
-    code: str
-    message: str
+    error: AdapterError
 
 
 def adapter_order(item: ScheduledSequence) -> str:

@@ -8,9 +8,8 @@ is recomputed later from its prompt and what it has generated.
 """
 
 import heapq
-from collections.abc import Iterable
-from itertools import islice
 
+from polyloom.adapters.residency import ResidencyState
 from polyloom.kvcache.errors import OutOfBlocksError
 from polyloom.routing.request import GenerationRequest
 from polyloom.routing.scheduler.batch import (
@@ -21,7 +20,7 @@ from polyloom.routing.scheduler.batch import (
 )
 from polyloom.routing.scheduler.config import SchedulerConfig
 from polyloom.routing.scheduler.errors import DuplicateSequenceError, NeverFitsError
-from polyloom.routing.scheduler.ports import AdapterPins, PinState, SequenceBlocks
+from polyloom.routing.scheduler.ports import AdapterPins, SequenceBlocks
 from polyloom.routing.scheduler.sequence import Sequence, SequenceStatus
 from polyloom.routing.scheduler.waiting import WaitingQueue
 
@@ -166,16 +165,13 @@ class Batcher:
 
     def _continued_prefills(self, budget: int) -> list[ScheduledSequence]:
         """Next chunks of sequences that are admitted but not through their prompt."""
-        prefills = (s for s in self._running if not s.decoding)
-        return self._chunks(prefills, budget)
-
-    def _chunks(self, sequences: Iterable[Sequence], budget: int) -> list[ScheduledSequence]:
         items: list[ScheduledSequence] = []
-        for sequence in sequences:
+        for sequence in self._running:
             if budget == 0:
                 break
-            items.append(_chunk(sequence, budget))
-            budget -= items[-1].num_tokens
+            if not sequence.decoding:
+                items.append(_chunk(sequence, budget))
+                budget -= items[-1].num_tokens
         return items
 
     def _admissions(
@@ -183,46 +179,46 @@ class Batcher:
     ) -> tuple[list[ScheduledSequence], list[FailedSequence]]:
         """First chunks of waiting sequences while budget, room and blocks last.
 
-        Only the first `max_running` of the queue are looked at, so the pins that waiting sequences
-        hold are bounded. One whose adapter is not there yet is passed over; one that finds no
-        blocks ends the round, or large ones would starve.
+        One whose adapter is not there yet is passed over; one that finds no blocks ends the round,
+        or large ones would starve. Loads are started ahead for the front of the queue.
         """
         items: list[ScheduledSequence] = []
         failed: list[FailedSequence] = []
-        gate = _AdapterGate(self.config.adapter_patience, now)
-        blocks_left = True
-        for sequence in islice(self._waiting.candidates(), self.config.max_running):
-            state = self._adapter_state(sequence, gate, now)
-            if state is PinState.FAILED:
+        pins = _WaitingPins(self.config, now)
+        for place, sequence in enumerate(self._waiting.candidates()):
+            room = budget > 0 and len(self._running) < self.config.max_running
+            if not room and place >= self.config.max_running:
+                break
+            state = self._adapter_state(sequence, pins, now)
+            if state is ResidencyState.FAILED:
                 failed.append(self._fail(sequence))
-            if state is not PinState.RESIDENT or not blocks_left or budget == 0:
-                continue
-            if len(self._running) == self.config.max_running:
-                continue
-            blocks_left = self._admit(sequence, now)
-            if blocks_left:
+            elif state is ResidencyState.RESIDENT and room:
+                if not self._admit(sequence, now):
+                    budget = 0
+                    continue
                 items.append(_chunk(sequence, budget))
                 budget -= items[-1].num_tokens
         return items, failed
 
-    def _adapter_state(self, sequence: Sequence, gate: "_AdapterGate", now: float) -> PinState:
+    def _adapter_state(
+        self, sequence: Sequence, pins: "_WaitingPins", now: float
+    ) -> ResidencyState:
         """Pin the sequence's revision if that is still to be done; may it run now?"""
         source = sequence.request.adapter
         if source is None:
-            return PinState.RESIDENT
+            return ResidencyState.RESIDENT
         if sequence.pinned:
             state = self._adapters.state(source.digest)
-        elif gate.closed:
-            return PinState.NO_ROOM
+        elif not pins.may_pin:
+            return ResidencyState.NO_ROOM
         else:
             state = self._adapters.pin(source)
-            sequence.pinned = state in (PinState.RESIDENT, PinState.LOADING)
-        if state is PinState.NO_ROOM:
-            gate.no_room_for(sequence)
-        elif state is PinState.LOADING and sequence.load_started is None:
+            sequence.pinned = state is not ResidencyState.FAILED
+        pins.passed(sequence, state)
+        if state is not ResidencyState.RESIDENT and sequence.load_started is None:
             sequence.load_started = now
             sequence.status = SequenceStatus.LOADING
-        elif state is PinState.RESIDENT and sequence.status is SequenceStatus.LOADING:
+        elif state is ResidencyState.RESIDENT and sequence.status is SequenceStatus.LOADING:
             sequence.adapter_load = now - (sequence.load_started or now)
             sequence.status = SequenceStatus.WAITING
         return state
@@ -247,9 +243,9 @@ class Batcher:
     def _fail(self, sequence: Sequence) -> FailedSequence:
         digest = sequence.adapter_digest
         assert digest is not None  # only sequences with an adapter have a pin that can fail
-        code, message = self._adapters.failure(digest)
+        error = self._adapters.failure(digest)
         self.finish(sequence)
-        return FailedSequence(sequence, code, message)
+        return FailedSequence(sequence, error)
 
     def _unpin(self, sequence: Sequence) -> None:
         digest = sequence.adapter_digest
@@ -258,23 +254,31 @@ class Batcher:
             sequence.pinned = False
 
 
-class _AdapterGate:
-    """Lets younger sequences pin adapters while an older one found no room for its own.
+class _WaitingPins:
+    """May a waiting sequence pin its adapter? Asked in queue order, once a step.
 
-    Until the older one's patience ends they may overtake it; then the gate closes, pins drain as
-    sequences finish, and it gets the pages.
+    As many waiting sequences hold pins as may run, so pins that nobody can use soon do not fill
+    the adapters' memory. While one finds no room for its adapter, younger ones may overtake it
+    until its patience ends; then they pin nothing, pins drain, and it gets the pages.
     """
 
-    def __init__(self, patience: float, now: float) -> None:
-        self.closed = False
-        self._patience = patience
+    def __init__(self, config: SchedulerConfig, now: float) -> None:
+        self.may_pin = True
+        self._left = config.max_running
+        self._patience = config.adapter_patience
         self._now = now
 
-    def no_room_for(self, sequence: Sequence) -> None:
+    def passed(self, sequence: Sequence, state: ResidencyState) -> None:
+        """Count a sequence that holds a pin, in `state`."""
+        self._left -= sequence.pinned
+        if self._left <= 0:
+            self.may_pin = False
+        if state is not ResidencyState.NO_ROOM:
+            return
         if sequence.no_room_since is None:
             sequence.no_room_since = self._now
         if self._now - sequence.no_room_since >= self._patience:
-            self.closed = True
+            self.may_pin = False
 
 
 def _chunk(sequence: Sequence, budget: int) -> ScheduledSequence:

@@ -1,8 +1,9 @@
 """What the batcher needs of the cache and of the adapters' residency."""
 
-from enum import StrEnum
 from typing import Protocol
 
+from polyloom.adapters.errors import AdapterError
+from polyloom.adapters.residency import ResidencyState
 from polyloom.adapters.source import AdapterSource
 
 
@@ -35,34 +36,25 @@ class SequenceBlocks(Protocol):
         ...
 
 
-class PinState(StrEnum):
-    """What became of a pin."""
-
-    RESIDENT = "resident"
-    LOADING = "loading"
-    NO_ROOM = "no_room"
-    FAILED = "failed"
-
-
 class AdapterPins(Protocol):
-    """Pins by revision. The engine implements it over `adapters.residency`.
+    """Pins by revision: `adapters.residency.Residency`.
 
     A pin is taken once per sequence and keeps the revision's pages (loaded or being loaded) in
     place until it is returned.
     """
 
-    def pin(self, source: AdapterSource) -> PinState:
-        """Pin the revision, starting its load where needed. NO_ROOM and FAILED take no pin."""
+    def pin(self, source: AdapterSource) -> ResidencyState:
+        """Pin the revision, starting its load where needed. FAILED takes no pin."""
         ...
 
-    def state(self, digest: str) -> PinState:
-        """State of a pinned revision. FAILED: its load failed; the pin must still be returned."""
+    def state(self, digest: str) -> ResidencyState:
+        """State of a pinned revision. After FAILED the pin must still be returned."""
         ...
 
     def unpin(self, digest: str) -> None:
         """Return one pin."""
         ...
 
-    def failure(self, digest: str) -> tuple[str, str]:
-        """Error code and message of a revision whose state is FAILED."""
+    def failure(self, digest: str) -> AdapterError:
+        """Why a revision is FAILED."""
         ...
