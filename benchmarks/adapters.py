@@ -81,7 +81,12 @@ def randomise(model: torch.nn.Module, generator: torch.Generator, strength: floa
 
 
 def make_adapters(
-    base: Path, folder: Path, shapes: Sequence[AdapterShape], *, strength: float = 0.2, seed: int = 0
+    base: Path,
+    folder: Path,
+    shapes: Sequence[AdapterShape],
+    *,
+    strength: float = 0.2,
+    seed: int = 0,
 ) -> tuple[Path, ...]:
     """Save one random PEFT adapter a shape under `folder`; returns their folders in order."""
     made = []
