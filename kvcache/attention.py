@@ -6,7 +6,7 @@ import torch
 
 from polyloom.kvcache.batch import AttentionBatch
 from polyloom.kvcache.config import KVCacheConfig
-from polyloom.kvcache.kernels import reference
+from polyloom.kvcache.kernels import cpu, reference
 from polyloom.kvcache.kernels.dispatch import Capabilities
 from polyloom.kvcache.storage import KVStorage
 
@@ -24,13 +24,19 @@ class PagedAttention:
         implementation: Literal["reference", "cpu"],
         capabilities: Capabilities,
     ) -> None:
-        """num_heads: query heads, a multiple of `config.num_kv_heads`."""
+        """num_heads: query heads, a multiple of `config.num_kv_heads`.
+
+        Where `cpu` does not cover the cache's shape or cannot be built, every call falls back to
+        `reference` and is counted as such.
+        """
         if num_heads % config.num_kv_heads:
             raise ValueError(
                 f"num_heads {num_heads} is not a multiple of num_kv_heads {config.num_kv_heads}"
             )
         self._storage = storage
         self._ledger = capabilities.register(OP_NAME, implementation)
+        self._uncovered = cpu.load(config) if implementation == "cpu" else None
+        self._use_cpu = implementation == "cpu" and self._uncovered is None
 
     def __call__(
         self,
@@ -51,7 +57,14 @@ class PagedAttention:
         window: a token at position p attends to positions in `(p - window, p]`; None for all.
         softcap: scores become `softcap * tanh(scale * q·k / softcap)`; None for none.
         """
-        self._ledger.engaged += 1
         keys, values = self._storage.keys[layer], self._storage.values[layer]
+        if self._uncovered is None:
+            self._ledger.engaged += 1
+        else:
+            self._ledger.fell_back(self._uncovered)
+        if self._use_cpu:
+            return cpu.paged_attention(
+                q, k, v, keys, values, batch, scale=scale, window=window, softcap=softcap
+            )
         reference.append(keys, values, k, v, batch.slot_mapping)
         return reference.attend(q, keys, values, batch, scale=scale, window=window, softcap=softcap)
