@@ -81,7 +81,9 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
-    """Verified tokens of one sequence, in order; logprobs has one entry a token if asked for."""
+    """Verified tokens of one sequence, in order; logprobs has one entry a token if asked for.
+
+    The stop token that ends a sequence is not among them: `Finished` names it."""
 
     sequence_id: str
     token_ids: tuple[int, ...]

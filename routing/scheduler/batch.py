@@ -10,13 +10,18 @@ from polyloom.routing.scheduler.sequence import Sequence
 class ScheduledSequence:
     """Tokens `[start, start + num_tokens)` of one sequence.
 
-    samples: they are its last ones, so the step ends with a new token for it.
+    completes: they are its last ones, so the next token can be sampled after them.
     """
 
     sequence: Sequence
     start: int
     num_tokens: int
-    samples: bool
+    completes: bool
+
+    @property
+    def samples(self) -> bool:
+        """A token is to be sampled: a sequence may want none, only its prompt's logprobs."""
+        return self.completes and self.sequence.request.sampling.max_tokens > 0
 
 
 @dataclass(frozen=True, slots=True)

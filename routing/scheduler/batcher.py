@@ -284,5 +284,5 @@ class _WaitingPins:
 def _chunk(sequence: Sequence, budget: int) -> ScheduledSequence:
     """As much of the sequence's pending tokens as the budget allows."""
     num_tokens = min(sequence.pending, budget)
-    samples = num_tokens == sequence.pending
-    return ScheduledSequence(sequence, sequence.computed, num_tokens, samples)
+    completes = num_tokens == sequence.pending
+    return ScheduledSequence(sequence, sequence.computed, num_tokens, completes)

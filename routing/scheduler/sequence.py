@@ -64,7 +64,7 @@ class Sequence:
 
     @property
     def pending(self) -> int:
-        """Tokens that must run before the next one can be sampled; at least 1 while unfinished."""
+        """Tokens that must run before the next one can be sampled."""
         return len(self.tokens) - self.computed
 
     @property

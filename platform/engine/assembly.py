@@ -1,0 +1,145 @@
+"""Builds one engine from its settings: owns every object that lives as long as the process."""
+
+import logging
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from polyloom.adapters.base_layout import BaseLayout
+from polyloom.adapters.config import AdapterPoolConfig
+from polyloom.adapters.kernels.contract import LoraOp
+from polyloom.adapters.kernels.cpu import CpuLoraOp, load_cpu_lora
+from polyloom.adapters.kernels.reference import ReferenceLoraOp
+from polyloom.adapters.layers import LoraLayers
+from polyloom.adapters.pages import AdapterPages
+from polyloom.adapters.residency import Residency
+from polyloom.adapters.source import AdapterSource
+from polyloom.adapters.validation import load_adapter_weights
+from polyloom.adapters.weights import AdapterWeights, BaseWeights
+from polyloom.kvcache.attention import PagedAttention
+from polyloom.kvcache.block_pool import BlockPool
+from polyloom.kvcache.config import KVCacheConfig, blocks_for_memory
+from polyloom.kvcache.kernels.dispatch import Capabilities
+from polyloom.kvcache.manager import KVCacheManager
+from polyloom.kvcache.storage import KVStorage
+from polyloom.platform.engine.admission import Admission
+from polyloom.platform.engine.errors import EngineStartError
+from polyloom.platform.engine.kernels.ops import ReferenceOps
+from polyloom.platform.engine.model.config import DecoderConfig
+from polyloom.platform.engine.model.decoder import Decoder
+from polyloom.platform.engine.model.families import read_config
+from polyloom.platform.engine.model.layout import base_layout
+from polyloom.platform.engine.model.weights import FusedWeights
+from polyloom.platform.engine.runner import ModelRunner
+from polyloom.platform.engine.settings import EngineSettings
+from polyloom.platform.engine.step import Engine
+from polyloom.routing.scheduler.batcher import Batcher
+from polyloom.routing.scheduler.config import SchedulerConfig
+
+logger = logging.getLogger("polyloom.engine")
+
+MAX_RESIDENT_ADAPTERS = 1024
+
+
+class RevisionLoader:
+    """`adapters.loader.Loader` over the folders that revisions are stored in."""
+
+    def __init__(self, layout: BaseLayout, base: BaseWeights) -> None:
+        self._layout = layout
+        self._base = base
+
+    def load(self, source: AdapterSource) -> AdapterWeights:
+        return load_adapter_weights(Path(source.path), self._layout, self._base, source.digest)
+
+
+def build_engine(settings: EngineSettings) -> Engine:
+    """An engine ready to step.
+
+    Raises:
+        EngineStartError: a setting cannot be met.
+        ModelError: the base cannot be served.
+    """
+    dtype, device = getattr(torch, settings.dtype), torch.device(settings.device)
+    if device.type != "cpu":
+        raise EngineStartError(f"device {settings.device!r}: this build has no ops for it")
+    config, capabilities = read_config(Path(settings.model_folder)), Capabilities()
+    weights = FusedWeights(Path(settings.model_folder), config, dtype)
+    layout = base_layout(config, name=settings.base_name, digest=settings.base_digest)
+    decoder = Decoder(config, weights, ReferenceOps(capabilities), dtype)
+    cache = _cache_config(settings, config, dtype, device)
+    attention = PagedAttention(
+        cache, KVStorage(cache), config.num_heads, _implementation(settings), capabilities
+    )
+    op, reason = _lora_op(settings, dtype)
+    pool = AdapterPoolConfig(
+        settings.adapter_memory, MAX_RESIDENT_ADAPTERS, settings.max_rank, dtype, device
+    )
+    pages = AdapterPages(pool, layout, op)
+    lora_layers = LoraLayers(pages, op, capabilities, reason)
+    residency = Residency(pages, RevisionLoader(layout, weights))
+    blocks = KVCacheManager(BlockPool(cache.num_blocks), cache.block_size)
+    return Engine(
+        Admission(settings.base_digest, config.vocab_size),
+        Batcher(_scheduler_config(settings, config, cache), blocks, residency),
+        ModelRunner(decoder, attention, lora_layers, residency, blocks, cache.block_size, device),
+        blocks,
+        pages,
+        residency,
+        capabilities,
+    )
+
+
+def _implementation(settings: EngineSettings) -> Literal["reference", "cpu"]:
+    return "reference" if settings.implementation == "reference" else "cpu"
+
+
+def _lora_op(settings: EngineSettings, dtype: torch.dtype) -> tuple[LoraOp, str | None]:
+    """The gather op, and why it is not the faster one where that was wanted."""
+    if settings.implementation == "reference":
+        return ReferenceLoraOp(), None
+    cache_dir = None if settings.kernel_cache is None else Path(settings.kernel_cache)
+    reason = load_cpu_lora(dtype, cache_dir)
+    return (CpuLoraOp(dtype) if reason is None else ReferenceLoraOp()), reason
+
+
+def _cache_config(
+    settings: EngineSettings, config: DecoderConfig, dtype: torch.dtype, device: torch.device
+) -> KVCacheConfig:
+    cache = KVCacheConfig(
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        block_size=settings.block_size,
+        num_blocks=0,
+        dtype=dtype,
+        device=device,
+    )
+    num_blocks = blocks_for_memory(cache, settings.kv_memory)
+    if num_blocks < 1:
+        raise EngineStartError(
+            f"kv_memory of {settings.kv_memory} bytes holds no block: one has {cache.block_bytes}"
+        )
+    return replace(cache, num_blocks=num_blocks)
+
+
+def _scheduler_config(
+    settings: EngineSettings, config: DecoderConfig, cache: KVCacheConfig
+) -> SchedulerConfig:
+    wanted = settings.max_model_len or math.inf
+    if math.inf > wanted > config.max_model_len:
+        raise EngineStartError(
+            f"max_model_len {wanted} is over the {config.max_model_len} tokens of the base"
+        )
+    held = cache.num_blocks * cache.block_size
+    max_model_len = int(min(wanted, config.max_model_len, held))
+    if max_model_len == held:
+        logger.warning("kv_memory limits a sequence to %d tokens", held)
+    return SchedulerConfig(
+        token_budget=settings.token_budget,
+        max_running=settings.max_running,
+        queue_limit=settings.queue_limit,
+        max_model_len=max_model_len,
+    )

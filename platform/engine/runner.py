@@ -1,0 +1,166 @@
+"""Runs a step plan on the device: packs tokens, calls the decoder, samples the rows that need it."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from polyloom.adapters.layers import LoraLayers
+from polyloom.adapters.residency import Residency
+from polyloom.adapters.segments import LoraBatch
+from polyloom.kvcache.attention import PagedAttention
+from polyloom.kvcache.batch import AttentionBatch
+from polyloom.kvcache.manager import KVCacheManager
+from polyloom.platform.engine.errors import SamplingError
+from polyloom.platform.engine.messages import TokenLogprob
+from polyloom.platform.engine.model.decoder import Decoder
+from polyloom.platform.engine.sampler import SampledToken, sample, token_logprob
+from polyloom.routing.scheduler.batch import ScheduledSequence, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """What a step brought for one scheduled sequence.
+
+    sampled: None while its prefill goes on.  prompt_logprobs: of the prompt tokens that follow
+    this step's rows.  error: why no token could be chosen.
+    """
+
+    sampled: SampledToken | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    error: SamplingError | None = None
+
+
+class ModelRunner:
+    """The base with its cache and adapters. One call at a time, from the step loop's thread."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        attention: PagedAttention,
+        lora_layers: LoraLayers,
+        residency: Residency,
+        blocks: KVCacheManager,
+        block_size: int,
+        device: torch.device,
+    ) -> None:
+        self._decoder = decoder
+        self._attention = attention
+        self._lora_layers = lora_layers
+        self._residency = residency
+        self._blocks = blocks
+        self._block_size = block_size
+        self._device = device
+
+    def run(self, plan: StepPlan) -> list[RowResult]:
+        """One forward over the plan's tokens; a result for each scheduled sequence, in order."""
+        batch = self._attention_batch(plan)
+        tokens = [
+            token
+            for item in plan.scheduled
+            for token in item.sequence.tokens[item.start : item.start + item.num_tokens]
+        ]
+        hidden = self._decoder.forward(
+            torch.tensor(tokens, device=self._device),
+            batch,
+            self._lora_batch(plan.scheduled, [item.num_tokens for item in plan.scheduled]),
+            self._attention,
+            self._lora_layers,
+        )
+        return self._results(plan, hidden)
+
+    def _results(self, plan: StepPlan, hidden: torch.Tensor) -> list[RowResult]:
+        """Logits of the rows that something is read from, and what is read from them."""
+        counts = [_rows_needed(item) for item in plan.scheduled]
+        if not any(counts):
+            return [RowResult()] * len(plan.scheduled)
+        ends = np.cumsum([item.num_tokens for item in plan.scheduled])
+        rows = [
+            row for end, count in zip(ends, counts, strict=True) for row in range(end - count, end)
+        ]
+        if len(rows) < len(hidden):
+            hidden = hidden[torch.tensor(rows, device=self._device)]
+        logits = self._decoder.logits(
+            hidden, self._lora_batch(plan.scheduled, counts), self._lora_layers
+        )
+        host = logits.float().cpu().numpy()
+        results, first = [], 0
+        for item, count in zip(plan.scheduled, counts, strict=True):
+            results.append(_read(item, host[first : first + count]))
+            first += count
+        return results
+
+    def _attention_batch(self, plan: StepPlan) -> AttentionBatch:
+        items = plan.scheduled
+        tables = [self._blocks.blocks(item.sequence.sequence_id) for item in items]
+        counts = np.array([item.num_tokens for item in items], dtype=np.int32)
+        starts = np.array([item.start for item in items], dtype=np.int64)
+        query_starts = np.zeros(len(items) + 1, dtype=np.int32)
+        np.cumsum(counts, out=query_starts[1:])
+        block_tables = np.full((len(items), max(map(len, tables))), -1, dtype=np.int32)
+        for row, table in enumerate(tables):
+            block_tables[row, : len(table)] = table
+        row_of_token = np.repeat(np.arange(len(items)), counts)
+        within = np.arange(query_starts[-1]) - query_starts[:-1][row_of_token]
+        positions = starts[row_of_token] + within
+        blocks, offsets = np.divmod(positions, self._block_size)
+        slots = block_tables[row_of_token, blocks].astype(np.int64) * self._block_size + offsets
+        return AttentionBatch(
+            query_starts=self._tensor(query_starts),
+            context_lens=self._tensor((starts + counts).astype(np.int32)),
+            block_tables=self._tensor(block_tables),
+            slot_mapping=self._tensor(slots),
+            positions=self._tensor(positions),
+        )
+
+    def _lora_batch(self, items: Seq[ScheduledSequence], counts: Seq[int]) -> LoraBatch:
+        """Segments of `counts` rows of each sequence; those without rows are left out."""
+        return self._residency.batch(
+            [
+                (item.sequence.adapter_digest, count)
+                for item, count in zip(items, counts, strict=True)
+                if count
+            ]
+        )
+
+    def _tensor(self, array: NDArray[np.int32] | NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+
+def _prompt_rows(item: ScheduledSequence) -> range:
+    """Positions in this chunk whose logits are the logprob of a prompt token not sent yet."""
+    sequence = item.sequence
+    if sequence.request.sampling.prompt_logprobs is None:
+        return range(0)
+    end = min(item.start + item.num_tokens, sequence.prompt_len - 1)
+    return range(max(item.start, sequence.prompt_logprobs_sent - 1, 0), end)
+
+
+def _rows_needed(item: ScheduledSequence) -> int:
+    """How many of the chunk's rows, counted from its end, something is read from."""
+    prompt_rows = _prompt_rows(item)
+    if prompt_rows:
+        return item.start + item.num_tokens - prompt_rows.start
+    return 1 if item.samples else 0
+
+
+def _read(item: ScheduledSequence, logits: NDArray[np.float32]) -> RowResult:
+    """Read one sequence's rows: `logits` `[n, V]` of the last n of its chunk."""
+    sequence, sampling = item.sequence, item.sequence.request.sampling
+    first = item.start + item.num_tokens - len(logits)
+    prompt_logprobs = []
+    if sampling.prompt_logprobs is not None and sequence.prompt_logprobs_sent == 0:
+        prompt_logprobs.append(TokenLogprob(sequence.tokens[0], None))
+    for position in _prompt_rows(item):
+        token = sequence.tokens[position + 1]
+        alternatives = sampling.prompt_logprobs or 0
+        prompt_logprobs.append(token_logprob(logits[position - first], token, alternatives))
+    if not item.samples:
+        return RowResult(prompt_logprobs=tuple(prompt_logprobs))
+    try:
+        sampled = sample(logits[-1], sampling, sequence.tokens, sequence.prompt_len)
+    except SamplingError as error:
+        return RowResult(error=error)
+    return RowResult(sampled, tuple(prompt_logprobs))

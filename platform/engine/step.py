@@ -1,0 +1,297 @@
+"""The engine: every sequence from its arrival to its last token, one step at a time.
+
+A step is schedule, run, commit, events. The engine knows nothing of sockets or clients: commands
+are method calls between steps, and what happened comes back as events.
+"""
+
+import logging
+import time
+
+import msgspec
+
+from polyloom.adapters.errors import AdapterError, AdapterTooLargeError, CorruptAdapterError
+from polyloom.adapters.pages import AdapterPages
+from polyloom.adapters.residency import Residency
+from polyloom.kvcache.errors import KVCacheError
+from polyloom.kvcache.kernels.dispatch import Capabilities
+from polyloom.kvcache.manager import KVCacheManager
+from polyloom.platform.engine.admission import INVALID_ADAPTER, INVALID_REQUEST, Admission
+from polyloom.platform.engine.counters import EngineCounters
+from polyloom.platform.engine.errors import IntegrityError
+from polyloom.platform.engine.messages import (
+    AdapterResidency,
+    Capability,
+    Event,
+    Finished,
+    FinishReason,
+    Refused,
+    Snapshot,
+    Status,
+    Timings,
+    Tokens,
+)
+from polyloom.platform.engine.runner import ModelRunner, RowResult
+from polyloom.platform.engine.sampler import SampledToken
+from polyloom.routing.request import GenerationRequest
+from polyloom.routing.scheduler.batch import ScheduledSequence, StepPlan
+from polyloom.routing.scheduler.batcher import Batcher
+from polyloom.routing.scheduler.errors import (
+    DuplicateSequenceError,
+    NeverFitsError,
+    QueueFullError,
+)
+from polyloom.routing.scheduler.sequence import Sequence
+
+logger = logging.getLogger("polyloom.engine")
+
+QUEUE_RETRY_SECONDS = 1.0
+MAX_FAILED_STEPS = 3  # in a row; the process is better started anew then
+
+
+class Engine:
+    """Queue, scheduler, cache, adapters and model of one base; single-threaded."""
+
+    def __init__(
+        self,
+        admission: Admission,
+        batcher: Batcher,
+        runner: ModelRunner,
+        blocks: KVCacheManager,
+        pages: AdapterPages,
+        residency: Residency,
+        capabilities: Capabilities,
+    ) -> None:
+        self.max_model_len = batcher.config.max_model_len
+        self.counters = EngineCounters()
+        self._admission = admission
+        self._batcher = batcher
+        self._runner = runner
+        self._blocks = blocks
+        self._pages = pages
+        self._residency = residency
+        self._capabilities = capabilities
+        self._draining = False
+        self._failed_in_a_row = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Some sequence waits or runs."""
+        return self._batcher.num_running + self._batcher.num_waiting > 0
+
+    @property
+    def broken(self) -> bool:
+        """Steps keep failing as a whole."""
+        return self._failed_in_a_row >= MAX_FAILED_STEPS
+
+    def submit(self, request: GenerationRequest) -> Refused | None:
+        """Queue a sequence, or say why not."""
+        if self._draining:
+            message = "the engine is shutting down"
+            return Refused(request.sequence_id, "engine_unavailable", message, QUEUE_RETRY_SECONDS)
+        refusal = self._admission.check(request, self._residency.quarantined)
+        if refusal is not None:
+            return refusal
+        sequence_id = request.sequence_id
+        try:
+            self._batcher.add(request, time.monotonic())
+        except NeverFitsError as error:
+            return Refused(sequence_id, "context_length_exceeded", str(error))
+        except DuplicateSequenceError as error:
+            return Refused(sequence_id, INVALID_REQUEST, str(error))
+        except QueueFullError as error:
+            return Refused(sequence_id, "queue_full", str(error), QUEUE_RETRY_SECONDS)
+        return None
+
+    def abort(self, sequence_id: str) -> Finished | None:
+        """End a sequence now; None if it has ended already."""
+        sequence = self._batcher.get(sequence_id)
+        return None if sequence is None else self._finish(sequence, "abort")
+
+    def retire(self, adapter_digest: str) -> None:
+        """Unload a revision once no sequence holds it."""
+        self._residency.retire(adapter_digest)
+
+    def drain(self) -> None:
+        """Take no new sequences."""
+        self._draining = True
+
+    def step(self) -> list[Event]:
+        """Run what the scheduler chooses; events in the order in which they happened.
+
+        An empty list from an engine that has work means that it waits for adapters to load.
+        """
+        started = time.monotonic()
+        self._residency.poll()
+        events: list[Event] = [
+            self._finish(sequence, "deadline") for sequence in self._batcher.overdue(time.time())
+        ]
+        plan = self._batcher.plan(started)
+        events += [self._adapter_failed(f.sequence, f.error) for f in plan.failed]
+        if plan.scheduled:
+            events += self._run(plan)
+            self.counters.ran(plan, time.monotonic() - started)
+        return events
+
+    def settle(self) -> None:
+        """Let loads and retirements that ended while nothing ran take effect."""
+        self._residency.poll()
+
+    def status(self) -> Status:
+        """Counters and gauges of this moment."""
+        counters, batcher = self.counters, self._batcher
+        return Status(
+            time=time.time(),
+            steps=counters.steps,
+            running=batcher.num_running,
+            waiting=batcher.num_waiting,
+            queue_limit=batcher.config.queue_limit,
+            blocks_free=self._blocks.num_free_blocks,
+            blocks_total=self._blocks.num_blocks,
+            pages_free=self._pages.pages_free(),
+            pages_total=self._pages.pages_total(),
+            resident_adapters=sum(a.state == "resident" for a in self._residency.snapshot()),
+            step_seconds_total=counters.step_seconds,
+            prompt_tokens_total=counters.prompt_tokens,
+            generated_tokens_total=counters.generated_tokens,
+            preemptions_total=batcher.preemptions_total,
+            draining=self._draining,
+            quarantined=self._residency.quarantined,
+        )
+
+    def snapshot(self) -> Snapshot:
+        """Everything held at this moment."""
+        return Snapshot(
+            status=self.status(),
+            sequences=self._batcher.sequence_ids,
+            adapters=tuple(
+                msgspec.convert(
+                    (a.digest, a.state, a.pinned_by, a.pages, a.num_bytes, a.requests),
+                    AdapterResidency,
+                )
+                for a in self._residency.snapshot()
+            ),
+            capabilities=self.capabilities(),
+        )
+
+    def capabilities(self) -> tuple[Capability, ...]:
+        """Every op's implementation and what it did."""
+        return tuple(
+            Capability(ledger.name, ledger.implementation, ledger.engaged, dict(ledger.fallbacks))
+            for ledger in self._capabilities.ledgers()
+        )
+
+    def check_idle(self) -> None:
+        """Everything is accounted for while nothing runs.
+
+        Raises:
+            IntegrityError: blocks or pins are held although no sequence exists.
+        """
+        try:
+            self._blocks.check_idle()
+            self._residency.check()
+        except (KVCacheError, AssertionError) as error:
+            raise IntegrityError(f"while idle: {error}") from error
+        pinned = [a.digest for a in self._residency.snapshot() if a.pinned_by]
+        if pinned:
+            raise IntegrityError(f"while idle: pins are held on {pinned}")
+
+    def close(self) -> None:
+        """Stop the adapters' loader threads."""
+        self._residency.close()
+
+    def _run(self, plan: StepPlan) -> list[Event]:
+        try:
+            results = self._runner.run(plan)
+        except Exception as error:  # whatever the device raises: nothing else can be told apart
+            logger.exception("a step of %d tokens failed", plan.num_tokens)
+            self._failed_in_a_row += 1
+            message = f"the step failed: {type(error).__name__}: {error}"
+            return [
+                self._finish(sequence, "error", error_code="engine_unavailable", error=message)
+                for sequence in self._batcher.running()
+            ]
+        self._failed_in_a_row = 0
+        self._batcher.commit(plan)
+        events: list[Event] = []
+        for item, result in zip(plan.scheduled, results, strict=True):
+            events += self._advance(item, result)
+        return events
+
+    def _advance(self, item: ScheduledSequence, result: RowResult) -> list[Event]:
+        """What one sequence's result means for it."""
+        sequence = item.sequence
+        if result.error is not None:
+            message = str(result.error)
+            return [self._finish(sequence, "error", error_code="sampling_failed", error=message)]
+        sequence.prompt_logprobs_sent += len(result.prompt_logprobs)
+        stop_token = self._take(sequence, result.sampled)
+        events: list[Event] = []
+        if result.sampled is not None and stop_token is None:
+            token_ids, entry = (result.sampled.token_id,), result.sampled.logprob
+            logprobs = () if entry is None else (entry,)
+            events.append(Tokens(sequence.sequence_id, token_ids, logprobs, result.prompt_logprobs))
+        elif result.prompt_logprobs:
+            events.append(Tokens(sequence.sequence_id, (), (), result.prompt_logprobs))
+        if stop_token is not None:
+            events.append(self._finish(sequence, "stop", stop_token=stop_token))
+        elif sequence.output_len == sequence.request.sampling.max_tokens and item.completes:
+            events.append(self._finish(sequence, "length"))
+        return events
+
+    def _take(self, sequence: Sequence, sampled: SampledToken | None) -> int | None:
+        """Append a sampled token; its id if it is one that ends the sequence."""
+        if sampled is None:
+            return None
+        if sequence.first_token_at is None:
+            sequence.first_token_at = time.monotonic()
+        self.counters.generated_tokens += 1
+        sequence.tokens.append(sampled.token_id)
+        stops = sequence.request.sampling.stop_token_ids
+        return sampled.token_id if sampled.token_id in stops else None
+
+    def _adapter_failed(self, sequence: Sequence, error: AdapterError) -> Finished:
+        codes = {CorruptAdapterError: "adapter_corrupt", AdapterTooLargeError: INVALID_ADAPTER}
+        code = codes.get(type(error), "adapter_unavailable")
+        return self._finished(sequence, "error", error_code=code, error=str(error))
+
+    def _finish(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        *,
+        stop_token: int | None = None,
+        error_code: str | None = None,
+        error: str | None = None,
+    ) -> Finished:
+        """End a sequence: all that it held is free on return."""
+        self._batcher.finish(sequence)
+        return self._finished(
+            sequence, reason, stop_token=stop_token, error_code=error_code, error=error
+        )
+
+    def _finished(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        *,
+        stop_token: int | None = None,
+        error_code: str | None = None,
+        error: str | None = None,
+    ) -> Finished:
+        now, arrival, first = time.monotonic(), sequence.arrival, sequence.first_token_at
+        return Finished(
+            sequence_id=sequence.sequence_id,
+            reason=reason,
+            prompt_tokens=sequence.prompt_len,
+            completion_tokens=sequence.output_len,
+            timings=Timings(
+                queued=(now if sequence.admitted is None else sequence.admitted) - arrival,
+                first_token=None if first is None else first - arrival,
+                finished=now - arrival,
+                adapter_load=sequence.adapter_load,
+                preemptions=sequence.preemptions,
+            ),
+            stop_token=stop_token,
+            error_code=error_code,
+            error=error,
+        )
