@@ -3,7 +3,7 @@
 import torch
 
 from polyloom.adapters.base_layout import ModuleGroup
-from polyloom.adapters.kernels.contract import LoraOp
+from polyloom.adapters.kernels.choice import LoraChoice
 from polyloom.adapters.pages import AdapterPages
 from polyloom.adapters.segments import LoraBatch
 from polyloom.kvcache.kernels.dispatch import Capabilities
@@ -15,19 +15,13 @@ class LoraLayers:
     Ledgers: `lora` counts calls that had work; `lora_tiles` segments that ran on matrix tiles.
     """
 
-    def __init__(
-        self,
-        pages: AdapterPages,
-        op: LoraOp,
-        capabilities: Capabilities,
-        fallback_reason: str | None = None,
-    ) -> None:
-        """fallback_reason: why `op` is `reference` where something faster was wanted."""
+    def __init__(self, pages: AdapterPages, choice: LoraChoice, capabilities: Capabilities) -> None:
+        """choice: its op is the one that `pages` were built with."""
         self._pools = pages.pools
-        self._op = op
-        self._fallback_reason = fallback_reason
-        self._ledger = capabilities.register("lora", op.name)
-        self._tiles = capabilities.register("lora_tiles", op.name)
+        self._op = choice.op
+        self._fallback_reason = choice.fallback_reason
+        self._ledger = capabilities.register("lora", choice.op.name)
+        self._tiles = capabilities.register("lora_tiles", choice.op.name)
 
     def apply(
         self,
