@@ -1,9 +1,9 @@
 """Why a `model` string does not resolve.
 
-    RoutingError
-    ├── ModelNotFound       model_not_found
-    ├── NoDefaultRevision   no_default_revision
-    └── RevisionRetired     revision_retired
+RoutingError
+├── ModelNotFound       model_not_found
+├── NoDefaultRevision   no_default_revision
+└── RevisionRetired     revision_retired
 """
 
 from typing import ClassVar

@@ -34,13 +34,11 @@ def upgrade() -> None:
         sa.Column("created_at", TIME, nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_base")),
         sa.UniqueConstraint("digest", name=op.f("uq_base_digest")),
-        sa.UniqueConstraint("name", name=op.f("uq_base_name")),
     )
     op.create_table(
         "blob",
         _key(),
         sa.Column("digest", sa.String(length=71), nullable=False),
-        sa.Column("path", sa.Text(), nullable=False),
         sa.Column("bytes", sa.BigInteger(), nullable=False),
         sa.Column("created_at", TIME, nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_blob")),

@@ -25,11 +25,11 @@ async def take(redis: Redis, tenant: str, lease: str, limit: int, now: float) ->
     return False
 
 
-async def renew(redis: Redis, tenant: str, leases: list[str], now: float) -> None:
-    """Keep `leases` for another `LEASE_SECONDS`."""
+async def renew(redis: Redis, tenant: str, held: list[str], now: float) -> None:
+    """Keep the leases in `held` for another `LEASE_SECONDS`."""
     key = _key(tenant)
     async with redis.pipeline(transaction=True) as pipe:
-        pipe.zadd(key, dict.fromkeys(leases, now + LEASE_SECONDS))
+        pipe.zadd(key, dict.fromkeys(held, now + LEASE_SECONDS))
         pipe.expire(key, int(2 * LEASE_SECONDS))
         await pipe.execute()
 

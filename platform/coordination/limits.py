@@ -1,22 +1,22 @@
 """A tenant's limits at the door: requests and tokens a minute, requests at once.
 
 Prompt tokens count when the request enters, completion tokens when it ends: a request that was let
-in is never cut short, and the tokens it wrote weigh on the next ones.
+in is never cut short, and the tokens it wrote weigh on the next ones. A request that the token
+limit refuses still counts as a request.
 """
 
 import asyncio
-import logging
 import uuid
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
+from functools import partial
 
 from polyloom.platform.clock import Clock, system_clock
 from polyloom.platform.coordination import leases, windows
 from polyloom.platform.coordination.live_state import LiveState
 from polyloom.platform.errors import QuotaExceeded, RateLimited
+from polyloom.platform.periodic import Periodic
 from polyloom.platform.services.views import TenantView
-
-log = logging.getLogger(__name__)
 
 BUSY_RETRY_SECONDS = 1.0
 
@@ -41,18 +41,15 @@ class RateLimits:
         self._live = live
         self._clock = clock
         self._held: dict[str, set[str]] = {}
-        self._renewer: asyncio.Task[None] | None = None
+        self._renewer = Periodic(self.renew_held, leases.LEASE_SECONDS / 3)
 
     async def start(self) -> None:
         """Keep the leases of running requests alive."""
-        self._renewer = asyncio.create_task(self._renew_forever())
+        self._renewer.start()
 
     async def stop(self) -> None:
         """Stop renewing."""
-        if self._renewer is not None:
-            self._renewer.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._renewer
+        await self._renewer.stop()
 
     @asynccontextmanager
     async def admit(self, tenant: TenantView, *, prompt_tokens: int) -> AsyncGenerator[Admission]:
@@ -112,15 +109,8 @@ class RateLimits:
             del self._held[tenant]
         await self._live.run(lambda redis: leases.give_back(redis, tenant, lease))
 
-    async def _renew_forever(self) -> None:
-        while True:
-            await asyncio.sleep(leases.LEASE_SECONDS / 3)
-            await self.renew_held()
-
     async def renew_held(self) -> None:
         """Renew every lease of this process once."""
         for tenant, held in list(self._held.items()):
             names, now = list(held), self._clock()
-            await self._live.run(
-                lambda redis, t=tenant, n=names, at=now: leases.renew(redis, t, n, at)
-            )
+            await self._live.run(partial(leases.renew, tenant=tenant, held=names, now=now))

@@ -77,7 +77,7 @@ class BaseRow(Record):
 
     __tablename__ = "base"
 
-    name: Mapped[str] = mapped_column(String(NAME_LENGTH), unique=True)
+    name: Mapped[str] = mapped_column(String(NAME_LENGTH))
     digest: Mapped[str] = mapped_column(String(DIGEST_LENGTH), unique=True)
     folder: Mapped[str] = mapped_column(Text)
     template_digest: Mapped[str] = mapped_column(String(DIGEST_LENGTH))
@@ -85,12 +85,11 @@ class BaseRow(Record):
 
 
 class BlobRow(Record):
-    """A folder in the blob store. It goes when no live revision has its digest."""
+    """A folder in the blob store. Row and folder change under the lock of `route_version`."""
 
     __tablename__ = "blob"
 
     digest: Mapped[str] = mapped_column(String(DIGEST_LENGTH), unique=True)
-    path: Mapped[str] = mapped_column(Text)
     bytes: Mapped[int] = mapped_column(BigInteger)
 
 

@@ -1,5 +1,6 @@
 """Typed access to the tables, for the services' statements that are more than a line."""
 
+from collections.abc import Collection
 from datetime import datetime
 
 from advanced_alchemy.repository import SQLAlchemyAsyncRepository
@@ -51,6 +52,15 @@ class ApiKeyRepository(SQLAlchemyAsyncRepository[ApiKeyRow]):
             .options(joinedload(ApiKeyRow.tenant))
         )
 
+    async def of_tenant(self, slug: str, key_id: int) -> ApiKeyRow | None:
+        """The key if it is that tenant's, locked."""
+        return await self.session.scalar(
+            select(ApiKeyRow)
+            .join(ApiKeyRow.tenant)
+            .where(TenantRow.slug == slug, ApiKeyRow.id == key_id)
+            .with_for_update(of=ApiKeyRow)
+        )
+
 
 class BaseRepository(SQLAlchemyAsyncRepository[BaseRow]):
     """Bases."""
@@ -63,20 +73,21 @@ class BlobRepository(SQLAlchemyAsyncRepository[BlobRow]):
 
     model_type = BlobRow
 
-    async def lock(self, digest: str) -> BlobRow | None:
-        """The blob's row, locked against removal and quarantine."""
-        return await self.session.scalar(
-            select(BlobRow).where(BlobRow.digest == digest).with_for_update()
-        )
+    async def known(self) -> set[str]:
+        """Digests of all blobs."""
+        return set(await self.session.scalars(select(BlobRow.digest)))
 
-    async def releasable(self, before: datetime) -> list[str]:
-        """Digests of the blobs that no revision has needed since `before`."""
+    async def by_digest(self, digest: str) -> BlobRow | None:
+        """The blob; the route version must be locked before it is changed."""
+        return await self.session.scalar(select(BlobRow).where(BlobRow.digest == digest))
+
+    async def releasable(self, before: datetime) -> list[BlobRow]:
+        """Blobs that no revision has needed since `before`."""
         needed = select(RevisionRow.id).where(
             RevisionRow.digest == BlobRow.digest,
             or_(RevisionRow.state.in_(LIVE_STATES), RevisionRow.ended_at > before),
         )
-        statement = select(BlobRow.digest).where(~needed.exists())
-        return list(await self.session.scalars(statement))
+        return list(await self.session.scalars(select(BlobRow).where(~needed.exists())))
 
 
 class AdapterRepository(SQLAlchemyAsyncRepository[AdapterRow]):
@@ -89,7 +100,33 @@ class AdapterRepository(SQLAlchemyAsyncRepository[AdapterRow]):
         return await self.session.scalar(
             select(AdapterRow)
             .where(AdapterRow.tenant_id == tenant_id, AdapterRow.name == name)
+            .options(joinedload(AdapterRow.tenant))
             .with_for_update(of=AdapterRow)
+        )
+
+    async def lock_of(self, revision_id: int) -> AdapterRow | None:
+        """The revision's adapter with its tenant, locked as by `lock`."""
+        return await self.session.scalar(
+            select(AdapterRow)
+            .join(RevisionRow)
+            .where(RevisionRow.id == revision_id)
+            .options(joinedload(AdapterRow.tenant))
+            .with_for_update(of=AdapterRow)
+        )
+
+    async def lock_holders(self, digest: str) -> list[AdapterRow]:
+        """Every adapter with a live revision of this content, locked in the order of their ids."""
+        holders = select(RevisionRow.adapter_id).where(
+            RevisionRow.digest == digest, RevisionRow.state.in_(LIVE_STATES)
+        )
+        return list(
+            await self.session.scalars(
+                select(AdapterRow)
+                .where(AdapterRow.id.in_(holders))
+                .order_by(AdapterRow.id)
+                .options(joinedload(AdapterRow.tenant))
+                .with_for_update(of=AdapterRow)
+            )
         )
 
     async def of_tenant(self, tenant_id: int) -> list[AdapterRow]:
@@ -121,27 +158,44 @@ class AdapterRepository(SQLAlchemyAsyncRepository[AdapterRow]):
 
 
 class RevisionRepository(SQLAlchemyAsyncRepository[RevisionRow]):
-    """Revisions."""
+    """Revisions. Their states change only under the lock of their adapter."""
 
     model_type = RevisionRow
 
-    async def viewed(self, *, lock: bool = False, **fields: object) -> RevisionRow | None:
+    async def viewed(self, **fields: object) -> RevisionRow | None:
         """The revision whose columns equal `fields`, with its adapter, tenant and base."""
-        statement = select(RevisionRow).filter_by(**fields).options(*_WITH_OWNER)
-        if lock:
-            statement = statement.with_for_update(of=RevisionRow)
-        return await self.session.scalar(statement)
-
-    async def live(self, digest: str) -> list[RevisionRow]:
-        """Checking and ready revisions of this content, of all tenants, locked in id order."""
-        return list(
-            await self.session.scalars(
-                select(RevisionRow)
-                .where(RevisionRow.digest == digest, RevisionRow.state.in_(LIVE_STATES))
-                .order_by(RevisionRow.id)
-                .options(*_WITH_OWNER)
-            )
+        return await self.session.scalar(
+            select(RevisionRow).filter_by(**fields).options(*_WITH_OWNER)
         )
+
+    async def numbered(self, adapter_id: int, number: int) -> RevisionRow | None:
+        """An adapter's revision, with its adapter, tenant and base."""
+        return await self.viewed(adapter_id=adapter_id, number=number)
+
+    async def live_content(self, adapter_id: int, base_id: int, digest: str) -> RevisionRow | None:
+        """The adapter's live revision of this content on this base; there is at most one."""
+        return await self.session.scalar(
+            select(RevisionRow)
+            .where(
+                RevisionRow.adapter_id == adapter_id,
+                RevisionRow.base_id == base_id,
+                RevisionRow.digest == digest,
+                RevisionRow.state.in_(LIVE_STATES),
+            )
+            .options(*_WITH_OWNER)
+        )
+
+    async def live(self, digest: str | None = None) -> list[RevisionRow]:
+        """Checking and ready revisions of all tenants, of one content if given."""
+        statement = (
+            select(RevisionRow)
+            .where(RevisionRow.state.in_(LIVE_STATES))
+            .order_by(RevisionRow.id)
+            .options(*_WITH_OWNER)
+        )
+        if digest is not None:
+            statement = statement.where(RevisionRow.digest == digest)
+        return list(await self.session.scalars(statement))
 
     async def next_number(self, adapter_id: int) -> int:
         """The number after the adapter's newest; the adapter must be locked."""
@@ -159,14 +213,17 @@ class RevisionRepository(SQLAlchemyAsyncRepository[RevisionRow]):
         )
         return int(total or 0)
 
-    async def unclaimed(self, now: datetime, base_ids: list[int], limit: int) -> list[RevisionRow]:
-        """Revisions in `checking` that no process holds, oldest first, locked by this session."""
+    async def unclaimed(
+        self, now: datetime, bases: Collection[str], limit: int
+    ) -> list[RevisionRow]:
+        """Revisions in `checking` on these bases (digests) that no process holds, oldest first,
+        locked by this session."""
         return list(
             await self.session.scalars(
                 select(RevisionRow)
                 .where(
                     RevisionRow.state == "checking",
-                    RevisionRow.base_id.in_(base_ids),
+                    RevisionRow.base.has(BaseRow.digest.in_(bases)),
                     or_(RevisionRow.claimed_until.is_(None), RevisionRow.claimed_until < now),
                 )
                 .order_by(RevisionRow.id)
@@ -216,7 +273,7 @@ class RouteVersionRepository(SQLAlchemyAsyncRepository[RouteVersionRow]):
     async def advance(self) -> int:
         """The next version. Its row stays locked to the end of the transaction, so versions are
         committed in their order and no snapshot can miss one. Locks are taken in the order
-        tenant, adapter, revision, blob, version: callers advance last."""
+        tenant, adapter, version; blobs change under the last."""
         statement = (
             update(RouteVersionRow)
             .values(version=RouteVersionRow.version + 1)

@@ -1,10 +1,196 @@
-"""API keys: issue, revoke, authenticate."""
+"""API keys: issued once, kept as hashes, revoked at once.
+
+A key that was accepted is remembered for `CACHE_SECONDS`, so even a process that hears no
+announcement honours a revocation within that time.
+"""
+
+import hashlib
+import hmac
+import logging
+import secrets
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import get_args
+
+from sqlalchemy import select, update
+
+from polyloom.platform.clock import Clock, system_clock, utc
+from polyloom.platform.coordination.announcements import Announcements, KeysChanged
+from polyloom.platform.db.engine import Database
+from polyloom.platform.db.models import ApiKeyRow
+from polyloom.platform.db.repositories import ApiKeyRepository, TenantRepository
+from polyloom.platform.errors import DatabaseUnavailable, InvalidApiKey, InvalidRequest, NotFound
+from polyloom.platform.services.audit import note
+from polyloom.platform.services.rows import key_view, tenant_view
+from polyloom.platform.services.views import IssuedKey, KeyView, Principal, Scope
+
+log = logging.getLogger(__name__)
+
+CACHE_SECONDS = 1.0
+CACHE_SIZE = 10_000
+LAST_USED_STEP = timedelta(minutes=1)
+PREFIX_LENGTH = 12
+OPERATOR = Principal(scopes=frozenset({"admin"}), tenant=None, key_id=None)
+
+
+@dataclass(frozen=True)
+class _Cached:
+    principal: Principal
+    until: float
+
+
 class KeyService:
-    def __init__(self, database: Database, announcements: Announcements, *, admin_key: str | None = None, clock: Clock = system_clock) -> None: ...
-    async def issue(self, tenant: str, scopes: Collection[Scope], *, author: str, expires_at: datetime | None = None) -> IssuedKey:
-        """Raises NotFound (tenant slug), InvalidRequest (scopes empty or unknown, expiry past)."""
-    async def list(self, tenant: str) -> tuple[KeyView, ...]: ...
+    """Issues, revokes and recognises keys."""
+
+    def __init__(
+        self,
+        database: Database,
+        announcements: Announcements,
+        *,
+        admin_key: str | None = None,
+        clock: Clock = system_clock,
+    ) -> None:
+        """admin_key: the operator's, known to the server and stored nowhere."""
+        self._database = database
+        self._announcements = announcements
+        self._admin_hash = None if admin_key is None else _hash(admin_key)
+        self._clock = clock
+        self._cache: dict[str, _Cached] = {}
+        self._epoch = 0
+        announcements.subscribe(KeysChanged, self._forget)
+
+    async def issue(
+        self,
+        tenant: str,
+        scopes: Collection[Scope],
+        *,
+        author: str,
+        expires_at: datetime | None = None,
+    ) -> IssuedKey:
+        """A new key of `tenant` (a slug). Raises NotFound; InvalidRequest for no or unknown scopes
+        and for an expiry in the past."""
+        _check_scopes(scopes)
+        if expires_at is not None and expires_at <= utc(self._clock):
+            raise InvalidRequest("the expiry is in the past", param="expires_at")
+        key = "pl_" + secrets.token_urlsafe(32)
+        async with self._database.write() as session:
+            owner = await TenantRepository(session=session).by_slug(tenant)
+            if owner is None:
+                raise NotFound(f"no tenant {tenant!r}")
+            row = ApiKeyRow(
+                tenant_id=owner.id,
+                key_hash=_hash(key),
+                prefix=key[:PREFIX_LENGTH],
+                scopes=sorted(set(scopes)),
+                expires_at=expires_at,
+            )
+            await ApiKeyRepository(session=session).add(row)
+            view = key_view(row)
+            note(
+                session,
+                author=author,
+                action="key.issue",
+                target=f"key:{row.id}",
+                tenant_id=owner.id,
+                after=view,
+            )
+        return IssuedKey(key=key, view=view)
+
+    async def list(self, tenant: str) -> tuple[KeyView, ...]:
+        """All keys of `tenant` (a slug), oldest first, revoked ones included. Raises NotFound."""
+        async with self._database.read() as session:
+            owner = await TenantRepository(session=session).by_slug(tenant)
+            if owner is None:
+                raise NotFound(f"no tenant {tenant!r}")
+            rows = await session.scalars(
+                select(ApiKeyRow).where(ApiKeyRow.tenant_id == owner.id).order_by(ApiKeyRow.id)
+            )
+            return tuple(key_view(row) for row in rows)
+
     async def revoke(self, tenant: str, key_id: int, *, author: str) -> KeyView:
-        """Raises NotFound. Takes effect within a second in every process."""
+        """In force within a second in every process. Revoking twice is one revocation. Raises
+        NotFound."""
+        async with self._database.write() as session:
+            row = await ApiKeyRepository(session=session).of_tenant(tenant, key_id)
+            if row is None:
+                raise NotFound(f"the tenant {tenant!r} has no key {key_id}")
+            if row.revoked_at is None:
+                row.revoked_at = utc(self._clock)
+                note(
+                    session,
+                    author=author,
+                    action="key.revoke",
+                    target=f"key:{row.id}",
+                    tenant_id=row.tenant_id,
+                )
+            view = key_view(row)
+        await self._announcements.publish(KeysChanged())
+        return view
+
     async def authenticate(self, key: str) -> Principal:
-        """Raises InvalidApiKey; DatabaseUnavailable."""
+        """Who holds `key`. Raises InvalidApiKey, DatabaseUnavailable."""
+        key_hash = _hash(key)
+        if self._admin_hash is not None and hmac.compare_digest(key_hash, self._admin_hash):
+            return OPERATOR
+        now = self._clock()
+        cached = self._cache.get(key_hash)
+        if cached is not None and now < cached.until:
+            return cached.principal
+        return await self._load(key_hash)
+
+    async def _load(self, key_hash: str) -> Principal:
+        epoch, now = self._epoch, utc(self._clock)
+        async with self._database.read() as session:
+            row = await ApiKeyRepository(session=session).by_hash(key_hash)
+        if row is None or not _usable(row, now):
+            self._cache.pop(key_hash, None)
+            raise InvalidApiKey("the API key is unknown, expired or revoked")
+        principal = Principal(
+            scopes=frozenset(key_view(row).scopes),
+            tenant=tenant_view(row.tenant),
+            key_id=row.id,
+        )
+        until = now.timestamp() + CACHE_SECONDS
+        if row.expires_at is not None:
+            until = min(until, row.expires_at.timestamp())
+        if epoch == self._epoch:
+            self._remember(key_hash, _Cached(principal, until))
+        if row.last_used_at is None or now - row.last_used_at >= LAST_USED_STEP:
+            await self._mark_used(row.id, now)
+        return principal
+
+    def _remember(self, key_hash: str, cached: _Cached) -> None:
+        if len(self._cache) >= CACHE_SIZE:
+            self._cache.clear()
+        self._cache[key_hash] = cached
+
+    async def _mark_used(self, key_id: int, now: datetime) -> None:
+        statement = update(ApiKeyRow).where(ApiKeyRow.id == key_id).values(last_used_at=now)
+        try:
+            async with self._database.write() as session:
+                await session.execute(statement)
+        except DatabaseUnavailable:
+            log.warning("could not note the use of key %d", key_id)
+
+    async def _forget(self, _announcement: KeysChanged) -> None:
+        """The epoch keeps a load that began before the change from being remembered after it."""
+        self._epoch += 1
+        self._cache.clear()
+
+
+def _hash(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def _usable(row: ApiKeyRow, now: datetime) -> bool:
+    expired = row.expires_at is not None and row.expires_at <= now
+    return row.revoked_at is None and not expired and row.tenant.state == "active"
+
+
+def _check_scopes(scopes: Collection[Scope]) -> None:
+    if not scopes:
+        raise InvalidRequest("a key needs at least one scope", param="scopes")
+    for scope in scopes:
+        if scope not in get_args(Scope):
+            raise InvalidRequest(f"unknown scope {scope!r}", param="scopes")
