@@ -1,11 +1,14 @@
 """Bases that tests of several packages share: a tiny random Llama, and the real SmolLM2."""
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from polyloom.platform.engine.model.store import BaseModel, pull
 
 VOCABULARY = 512
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -79,3 +82,14 @@ def tiny_llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     LlamaForCausalLM(config).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> BaseModel:
+    """SmolLM2-135M-Instruct, fetched and converted once a machine.
+
+    `POLYLOOM_TEST_BASE` names another folder, `.gguf` file or hub id of it to use instead.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    reference = os.environ.get("POLYLOOM_TEST_BASE", "smollm2-135m-instruct")
+    return pull(reference, cache / "polyloom" / "test-base")
