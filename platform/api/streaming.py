@@ -1,0 +1,141 @@
+"""Server-sent events that notice a client that left, wait for a slow one and keep a queued one."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Any, TypeVar
+
+import msgspec
+from litestar import Request, Response
+from litestar.response.base import ASGIResponse
+from litestar.types import HTTPResponseBodyEvent, Receive, Scope, Send
+
+from polyloom.platform.api.problems import problem_of
+
+T = TypeVar("T")
+
+KEEP_ALIVE_SECONDS = 15.0
+HEAD_PATIENCE_SECONDS = 5.0
+"""How long the status line waits for the first event, so that an early error has its own status."""
+
+_encoder = msgspec.json.Encoder()
+_KEEP_ALIVE = b": keep-alive\n\n"
+_DONE = b"data: [DONE]\n\n"
+
+
+class ClientGone(Exception):
+    """The client closed the connection; nobody reads an answer."""
+
+
+def sse(event: msgspec.Struct) -> bytes:
+    """One event as it stands on the wire."""
+    return b"data: " + _encoder.encode(event) + b"\n\n"
+
+
+async def until_disconnect(receive: Receive, work: asyncio.Future[T]) -> T:
+    """The result of `work`, unless the client leaves first: then it is cancelled and ClientGone
+    raised. The request's body must have been read."""
+    gone = asyncio.ensure_future(_disconnected(receive))
+    both: set[asyncio.Future[Any]] = {work, gone}
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            return work.result()
+        raise ClientGone("the client left")
+    finally:
+        for task in both:
+            task.cancel()
+        await asyncio.gather(*both, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response[bytes]):
+    """`events` (frames made by `sse`) as the answer, then `[DONE]`.
+
+    limit: seconds after which a stream whose reader hangs is cut.
+    """
+
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], headers: dict[str, str], limit: float
+    ) -> None:
+        super().__init__(b"", headers=headers, media_type="text/event-stream")
+        self._events = events
+        self._limit = limit
+
+    def to_asgi_response(
+        self, app: Any, request: Request[Any, Any, Any], **_: Any
+    ) -> "ASGIEventStream":
+        """The stream itself."""
+        headers = {name: str(value) for name, value in self.headers.items()}
+        return ASGIEventStream(self._events, headers, self._limit)
+
+
+class ASGIEventStream(ASGIResponse):
+    """Writes events as they come.
+
+    The status line waits for the first event, a few seconds at most: an error before it is raised
+    from here and gets its own status. A later error becomes an event of the stream.
+    """
+
+    _should_set_content_length = False
+
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], headers: dict[str, str], limit: float
+    ) -> None:
+        headers |= {"cache-control": "no-store", "x-accel-buffering": "no"}
+        super().__init__(headers=headers, media_type="text/event-stream")
+        self._events = events
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send everything, or stop as soon as the client is gone. The events are closed after."""
+        async with contextlib.aclosing(self._events):
+            with contextlib.suppress(ClientGone, TimeoutError):
+                async with asyncio.timeout(self._limit):
+                    await until_disconnect(receive, asyncio.ensure_future(self._write(send)))
+
+    async def _write(self, send: Send) -> None:
+        upcoming = self._upcoming()
+        try:
+            await asyncio.wait({upcoming}, timeout=HEAD_PATIENCE_SECONDS)
+            if upcoming.done():
+                upcoming.result()
+            await self.start_response(send)
+            while True:
+                done, _ = await asyncio.wait({upcoming}, timeout=KEEP_ALIVE_SECONDS)
+                if not done:
+                    await _send_part(send, _KEEP_ALIVE)
+                    continue
+                event, last = _frame(upcoming)
+                await _send_part(send, event, more=not last)
+                if last:
+                    return
+                upcoming = self._upcoming()
+        finally:
+            upcoming.cancel()
+            await asyncio.gather(upcoming, return_exceptions=True)
+
+    def _upcoming(self) -> asyncio.Task[bytes | None]:
+        """The next event; None at the end."""
+        return asyncio.create_task(self._next())
+
+    async def _next(self) -> bytes | None:
+        return await anext(self._events, None)
+
+
+def _frame(event: asyncio.Task[bytes | None]) -> tuple[bytes, bool]:
+    """What to write for an event that has come, and whether it is the last."""
+    error = event.exception()
+    if error is not None:
+        return sse(problem_of(error).body) + _DONE, True
+    frame = event.result()
+    return (_DONE, True) if frame is None else (frame, False)
+
+
+async def _send_part(send: Send, body: bytes, *, more: bool = True) -> None:
+    part: HTTPResponseBodyEvent = {"type": "http.response.body", "body": body, "more_body": more}
+    await send(part)

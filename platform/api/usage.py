@@ -1,0 +1,34 @@
+"""`GET /v1/usage`: a tenant's own usage."""
+
+from datetime import datetime
+from typing import Literal
+
+from litestar import get
+
+from polyloom.platform.api.admin import UsageTotals
+from polyloom.platform.api.guards import AuthorizedRequest, requires, tenant_of
+from polyloom.platform.services.usage import UsageFilter, UsageService
+
+
+@get("/v1/usage", guards=[requires("usage:read")])
+async def own_usage(
+    request: AuthorizedRequest,
+    usage: UsageService,
+    adapter: str | None = None,
+    revision: int | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    group_by: list[Literal["adapter", "revision"]] | None = None,
+) -> UsageTotals:
+    """Sums of this tenant's usage, filtered and grouped."""
+    totals = await usage.totals(
+        UsageFilter(
+            tenant_id=tenant_of(request.auth).id,
+            adapter=adapter,
+            revision=revision,
+            since=since,
+            until=until,
+        ),
+        group_by=group_by or (),
+    )
+    return UsageTotals(totals)

@@ -1,0 +1,217 @@
+"""From an authenticated, parsed request to a running generation, and its accounts at the end."""
+
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import msgspec
+
+from polyloom.platform.coordination.announcements import Announcements, CancelRequest
+from polyloom.platform.coordination.limits import RateLimits
+from polyloom.platform.errors import EngineUnavailable
+from polyloom.platform.generation.prompts import PromptFormats
+from polyloom.platform.generation.request_plan import ServedModel
+from polyloom.platform.generation.run import ChoiceDelta, GenerationRun, RunPlan, SequenceEngine
+from polyloom.platform.generation.templates import ChatTemplate
+from polyloom.platform.services.usage import UsageRecorder
+from polyloom.platform.services.views import TenantView, UsageRecord
+from polyloom.platform.telemetry.generation import GenerationMetrics
+from polyloom.routing.request import GenerationRequest
+from polyloom.routing.resolver import Resolution, resolve
+from polyloom.routing.sampling_params import SamplingParams
+from polyloom.routing.snapshot import RouteSnapshot
+
+
+@dataclass(frozen=True)
+class Target:
+    """Who asks for what: the resolved model with its prompt format, and what the engine takes."""
+
+    request_id: str
+    tenant: TenantView
+    key_id: int | None
+    model: str
+    endpoint: str
+    resolution: Resolution
+    format: ChatTemplate
+    served: ServedModel
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids of one prompt, and the parameters of its first choice."""
+
+    ids: tuple[int, ...]
+    sampling: SamplingParams
+
+
+class InferenceCall:
+    """One request on its way. Iterate `deltas` once; the accounts are written when it ends."""
+
+    def __init__(self, inference: "Inference", target: Target, plan: RunPlan) -> None:
+        self.target = target
+        self.plan = plan
+        self.created = int(time.time())
+        self.run = GenerationRun(inference.engine, plan)
+        self._inference = inference
+        self._started = time.monotonic()
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Prompt tokens of the request, each prompt once."""
+        return sum(len(s.prompt) for s in self.plan.sequences[:: self.plan.choices_per_prompt])
+
+    async def deltas(self) -> AsyncGenerator[ChoiceDelta, None]:
+        """Admit, run, and account for the request. Raises RateLimited, QuotaExceeded, and what
+        `GenerationRun.deltas` raises."""
+        inference, tenant = self._inference, self.target.tenant
+        failure: BaseException | None = None
+        async with inference.rate_limits.admit(
+            tenant, prompt_tokens=self.prompt_tokens
+        ) as admission:
+            inference.running[self.target.request_id] = self
+            try:
+                async with contextlib.aclosing(self.run.deltas()) as deltas:
+                    async for delta in deltas:
+                        yield delta
+            except BaseException as error:
+                failure = error
+                raise
+            finally:
+                del inference.running[self.target.request_id]
+                self._account(failure)
+                await admission.charge(self.run.totals.completion_tokens)
+
+    def _account(self, failure: BaseException | None) -> None:
+        record = self._usage(failure)
+        self._inference.usage.record(record)
+        self._inference.metrics.record(tenant=self.target.tenant.slug, usage=record)
+
+    def _usage(self, failure: BaseException | None) -> UsageRecord:
+        target, totals = self.target, self.run.totals
+        later_tokens = totals.completion_tokens - len(self.plan.sequences)
+        itl = None
+        if totals.first_token is not None and later_tokens > 0:
+            itl = (totals.finished - totals.first_token) * len(self.plan.sequences) / later_tokens
+        return UsageRecord(
+            request_id=target.request_id,
+            tenant_id=target.tenant.id,
+            key_id=target.key_id,
+            endpoint=target.endpoint,
+            model=target.model,
+            adapter=target.resolution.adapter_name,
+            revision=target.resolution.revision,
+            adapter_digest=target.resolution.combination.adapter_digest,
+            fingerprint=target.resolution.combination.fingerprint,
+            finish_reason=_finish_reason(self.run, failure),
+            prompt_tokens=totals.prompt_tokens,
+            completion_tokens=totals.completion_tokens,
+            cached_tokens=totals.cached_tokens,
+            queue_time=totals.queue_time,
+            ttft=totals.first_token,
+            itl=itl,
+            duration=time.monotonic() - self._started,
+            created_at=datetime.fromtimestamp(self.created, UTC),
+        )
+
+
+def _finish_reason(run: GenerationRun, failure: BaseException | None) -> str:
+    if isinstance(failure, Exception):
+        return "error"
+    if failure is not None:  # GeneratorExit, CancelledError: the client left
+        return "cancelled"
+    reasons = set(run.totals.finish_reasons)
+    return next((r for r in ("cancelled", "length", "stop") if r in reasons), "stop")
+
+
+class Inference:
+    """What the inference endpoints share."""
+
+    def __init__(
+        self,
+        *,
+        engine: SequenceEngine,
+        routes: Callable[[], RouteSnapshot],
+        served: Callable[[], ServedModel | None],
+        formats: PromptFormats,
+        rate_limits: RateLimits,
+        usage: UsageRecorder,
+        metrics: GenerationMetrics,
+        announcements: Announcements,
+        deadline: float,
+    ) -> None:
+        self.engine = engine
+        self.rate_limits = rate_limits
+        self.usage = usage
+        self.metrics = metrics
+        self.deadline = deadline
+        self.running: dict[str, InferenceCall] = {}
+        self._routes = routes
+        self._served = served
+        self._formats = formats
+        self._announcements = announcements
+        announcements.subscribe(CancelRequest, self._cancel_here)
+
+    async def target(
+        self, tenant: TenantView, key_id: int | None, model: str, endpoint: str
+    ) -> Target:
+        """Resolve `model` for `tenant`. Raises RoutingError, EngineUnavailable."""
+        resolution = resolve(self._routes(), tenant.slug, model)
+        served = self._served()
+        if served is None:
+            raise EngineUnavailable("the engine is starting", retry_after=5)
+        return Target(
+            request_id="req_" + uuid.uuid4().hex,
+            tenant=tenant,
+            key_id=key_id,
+            model=model,
+            endpoint=endpoint,
+            resolution=resolution,
+            format=await self._formats.get(resolution),
+            served=served,
+        )
+
+    def call(
+        self,
+        target: Target,
+        prompts: list[Prompt],
+        choices: int,
+        stops: tuple[str, ...],
+        echo: tuple[str, ...] = (),
+        prompt_only: bool = False,
+    ) -> InferenceCall:
+        """`choices` sequences for each prompt, in the order of the answer's choices."""
+        deadline = time.time() + self.deadline
+        sequences = tuple(
+            self._sequence(target, prompt, index * choices + choice, choice, deadline)
+            for index, prompt in enumerate(prompts)
+            for choice in range(choices)
+        )
+        tokenizer = target.format.tokenizer
+        plan = RunPlan(sequences, tokenizer, stops, choices, echo, prompt_only)
+        return InferenceCall(self, target, plan)
+
+    def _sequence(
+        self, target: Target, prompt: Prompt, index: int, choice: int, deadline: float
+    ) -> GenerationRequest:
+        sampling = prompt.sampling
+        return GenerationRequest(
+            sequence_id=f"{target.request_id}-{index}",
+            tenant=target.tenant.slug,
+            combination=target.resolution.combination,
+            adapter=target.resolution.adapter,
+            prompt=prompt.ids,
+            sampling=msgspec.structs.replace(sampling, choice=choice),
+            deadline=deadline,
+        )
+
+    async def cancel(self, tenant: TenantView, request_id: str) -> None:
+        """End a request of this tenant, in whichever process it runs."""
+        await self._announcements.publish(CancelRequest(tenant.slug, request_id))
+
+    async def _cancel_here(self, cancel: CancelRequest) -> None:
+        call = self.running.get(cancel.request_id)
+        if call is not None and call.target.tenant.slug == cancel.tenant:
+            await call.run.cancel()

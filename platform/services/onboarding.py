@@ -1,0 +1,125 @@
+"""An upload on its way to a ready revision."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from polyloom.adapters.artifact import ArtifactLimits, Staging
+from polyloom.adapters.base_layout import BaseLayout
+from polyloom.adapters.validation import ValidatedAdapter, ValidationLimits, validate
+from polyloom.adapters.weights import BaseWeights
+from polyloom.platform.errors import FidelityFailed
+from polyloom.platform.generation.prompts import shipped_template
+from polyloom.platform.generation.templates import ChatTemplate
+from polyloom.platform.generation.tokenizers import TextTokenizer
+from polyloom.platform.services.adapters import AdapterRegistry
+from polyloom.platform.services.blobs import BlobStore
+from polyloom.platform.services.checking import RevisionChecker
+from polyloom.platform.services.views import (
+    BegunRevision,
+    RevisionContent,
+    RevisionView,
+    TenantView,
+)
+
+CHECK_SECONDS = 600.0
+"""How long a client that asked to wait is made to."""
+
+Receive = Callable[[Staging], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class ServedBase:
+    """The base that uploads are made for. format: its own tokenizer and template."""
+
+    layout: BaseLayout
+    weights: BaseWeights
+    folder: Path
+    format: ChatTemplate
+
+
+class Onboarding:
+    """Receives, validates and records uploads; their checks run elsewhere."""
+
+    def __init__(
+        self,
+        *,
+        registry: AdapterRegistry,
+        checker: RevisionChecker,
+        blobs: BlobStore,
+        base: ServedBase,
+        artifact_limits: ArtifactLimits,
+        validation_limits: ValidationLimits,
+    ) -> None:
+        self._registry = registry
+        self._checker = checker
+        self._blobs = blobs
+        self._base = base
+        self._artifact_limits = artifact_limits
+        self._validation_limits = validation_limits
+        # One upload at a time reads tensors: validation is bound by memory, not by waiting.
+        self._validating = asyncio.Lock()
+
+    async def upload(
+        self,
+        tenant: TenantView,
+        adapter: str,
+        receive: Receive,
+        *,
+        author: str,
+        promote: str | None,
+    ) -> BegunRevision:
+        """Receive the body, check it whole and record it as `checking`.
+
+        Raises InvalidAdapterError or TooLargeError (nothing is recorded), InvalidRequest (names),
+        QuotaExceeded.
+        """
+        with self._blobs.staging() as parent, Staging(parent, self._artifact_limits) as staging:
+            await receive(staging)
+            content = await self._content(staging.folder)
+            begun = await self._registry.begin_revision(
+                tenant, adapter, self._base.layout.digest, content, author=author, promote=promote
+            )
+        self._checker.wake()
+        return begun
+
+    async def settled(self, revision: RevisionView) -> RevisionView:
+        """The revision once its checks are over.
+
+        Raises FidelityFailed with the verdict when it did not become ready, DeadlineExceeded.
+        """
+        settled = await self._checker.settled(revision, CHECK_SECONDS)
+        if settled.state == "failed":
+            reason = settled.failure or "the check failed"
+            raise FidelityFailed(f"{settled.label} is failed: {reason}")
+        return settled
+
+    async def _content(self, folder: Path) -> RevisionContent:
+        async with self._validating:
+            validated = await asyncio.to_thread(
+                validate,
+                folder,
+                self._base.layout,
+                self._base.weights,
+                self._validation_limits,
+            )
+            template_digest = await asyncio.to_thread(self._template_digest, folder, validated)
+        return RevisionContent(
+            digest=validated.digest,
+            folder=str(folder),
+            bytes=validated.num_bytes,
+            rank=validated.rank,
+            targets=validated.target_modules,
+            template_digest=template_digest,
+            ships_tokenizer=validated.has_tokenizer,
+        )
+
+    def _template_digest(self, folder: Path, validated: ValidatedAdapter) -> str | None:
+        """Digest of the revision's own prompt format; None when it is the base's."""
+        if not (validated.has_template or validated.has_tokenizer):
+            return None
+        base = self._base.format
+        tokenizer = TextTokenizer(folder) if validated.has_tokenizer else base.tokenizer
+        template = shipped_template(folder if validated.has_template else self._base.folder)
+        return ChatTemplate(tokenizer, template).digest
