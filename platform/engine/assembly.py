@@ -10,8 +10,7 @@ import torch
 
 from polyloom.adapters.base_layout import BaseLayout
 from polyloom.adapters.config import AdapterPoolConfig
-from polyloom.adapters.kernels.contract import LoraOp
-from polyloom.adapters.kernels.cpu import CpuLoraOp, load_cpu_lora
+from polyloom.adapters.kernels.choice import LoraChoice, choose_lora_op
 from polyloom.adapters.kernels.reference import ReferenceLoraOp
 from polyloom.adapters.layers import LoraLayers
 from polyloom.adapters.pages import AdapterPages
@@ -73,12 +72,12 @@ def build_engine(settings: EngineSettings) -> Engine:
     attention = PagedAttention(
         cache, KVStorage(cache), config.num_heads, _implementation(settings), capabilities
     )
-    op, reason = _lora_op(settings, dtype)
+    lora = _lora_op(settings, dtype, device)
     pool = AdapterPoolConfig(
         settings.adapter_memory, MAX_RESIDENT_ADAPTERS, settings.max_rank, dtype, device
     )
-    pages = AdapterPages(pool, layout, op)
-    lora_layers = LoraLayers(pages, op, capabilities, reason)
+    pages = AdapterPages(pool, layout, lora.op)
+    lora_layers = LoraLayers(pages, lora, capabilities)
     residency = Residency(pages, RevisionLoader(layout, weights))
     blocks = KVCacheManager(BlockPool(cache.num_blocks), cache.block_size)
     return Engine(
@@ -96,13 +95,11 @@ def _implementation(settings: EngineSettings) -> Literal["reference", "cpu"]:
     return "reference" if settings.implementation == "reference" else "cpu"
 
 
-def _lora_op(settings: EngineSettings, dtype: torch.dtype) -> tuple[LoraOp, str | None]:
-    """The gather op, and why it is not the faster one where that was wanted."""
+def _lora_op(settings: EngineSettings, dtype: torch.dtype, device: torch.device) -> LoraChoice:
     if settings.implementation == "reference":
-        return ReferenceLoraOp(), None
+        return LoraChoice(ReferenceLoraOp())
     cache_dir = None if settings.kernel_cache is None else Path(settings.kernel_cache)
-    reason = load_cpu_lora(dtype, cache_dir)
-    return (CpuLoraOp(dtype) if reason is None else ReferenceLoraOp()), reason
+    return choose_lora_op(dtype, device, cache_dir)
 
 
 def _cache_config(
