@@ -19,14 +19,16 @@ OP_NAMES = ("linear", "embedding", "rms_norm", "add_rms_norm", "silu_mul", "gelu
 class PackedLinear:
     """A linear's weight in the form that the ops which packed it read.
 
-    data: implementation's own layout; the only copy of the weight.
+    data: the implementation's own layout; the only copy of the weight.
     bias: [out_features] or None.
+    plain_because: why `data` is the plain [O, I] weight although a packed form was wanted.
     """
 
     data: torch.Tensor
     out_features: int
     in_features: int
     bias: torch.Tensor | None
+    plain_because: str | None = None
 
 
 class EngineOps(Protocol):
