@@ -59,6 +59,7 @@ class TargetModule:
     module: CheckpointModule
     layer: int
     rank: int
+    alpha: float
     scale: float
 
 
@@ -113,7 +114,7 @@ class LoraSpec:
         scale = alpha / math.sqrt(rank) if self.fields.use_rslora else alpha / rank
         if not math.isfinite(scale):
             raise InvalidAdapterError("lora_alpha", f"gives {name} no finite scale")
-        return TargetModule(name, module, layer, rank, scale)
+        return TargetModule(name, module, layer, rank, alpha, scale)
 
     def _check_patterns(self, names: Sequence[str]) -> None:
         fields = self.fields
