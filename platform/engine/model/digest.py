@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-import os
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -75,6 +75,6 @@ def _read_sidecar(sidecar: Path) -> dict[str, FileDigest]:
 
 def _write_sidecar(sidecar: Path, digests: dict[str, FileDigest]) -> None:
     sidecar.parent.mkdir(parents=True, exist_ok=True)
-    partial = sidecar.with_suffix(f".{os.getpid()}.partial")
-    partial.write_bytes(msgspec.json.encode(digests))
-    partial.replace(sidecar)
+    with tempfile.NamedTemporaryFile(dir=sidecar.parent, delete=False) as partial:
+        partial.write(msgspec.json.encode(digests))
+    Path(partial.name).replace(sidecar)

@@ -5,6 +5,7 @@ meaning for inference, or must be at its default: a field nobody looked at never
 """
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -180,25 +181,27 @@ def read_config(folder: Path) -> DecoderConfig:
     Raises BaseNotFoundError without a readable config, UnsupportedArchitectureError,
     UnsupportedConfigError.
     """
-    if not (folder / "config.json").is_file():
-        raise BaseNotFoundError(str(folder), "no config.json in this folder")
     try:
+        _refuse_unknown_architecture(json.loads((folder / "config.json").read_text()))
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (ValueError, KeyError, OSError) as error:
-        named = PretrainedConfig.get_config_dict(folder, local_files_only=True)[0]
-        for architecture in named.get("architectures") or ():
-            if architecture not in FAMILIES:
-                raise UnsupportedArchitectureError(architecture, tuple(FAMILIES)) from error
-        raise BaseNotFoundError(str(folder), f"unreadable config.json: {error}") from error
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise BaseNotFoundError(str(folder), f"no readable config.json: {error}") from error
     return decoder_config(config)
+
+
+def _refuse_unknown_architecture(config: dict[str, object]) -> None:
+    """Before transformers reads the config: it knows many architectures, but not all."""
+    architectures = config.get("architectures")
+    architecture = architectures[0] if isinstance(architectures, list) else "(none)"
+    if architecture not in FAMILIES:
+        raise UnsupportedArchitectureError(str(architecture), tuple(FAMILIES))
 
 
 def decoder_config(config: PretrainedConfig) -> DecoderConfig:
     """Read a transformers config; raises UnsupportedArchitectureError, UnsupportedConfigError."""
-    architecture = (config.architectures or ["(none)"])[0]
-    family = FAMILIES.get(architecture)
-    if family is None:
-        raise UnsupportedArchitectureError(architecture, tuple(FAMILIES))
+    _refuse_unknown_architecture({"architectures": config.architectures})
+    architecture = config.architectures[0]
+    family = FAMILIES[architecture]
     _refuse_unread_fields(config, family)
     heads = int(config.num_attention_heads)
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)

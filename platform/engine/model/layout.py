@@ -48,7 +48,7 @@ def group_shapes(config: DecoderConfig) -> tuple[GroupShape, ...]:
         ModuleGroup.OUT: (("o_proj", hidden),),
         ModuleGroup.GATE_UP: (("gate_proj", ff), ("up_proj", ff)),
         ModuleGroup.DOWN: (("down_proj", hidden),),
-        ModuleGroup.HEAD: (("lm_head", config.vocab_size),),
+        ModuleGroup.HEAD: ((HEAD_PATH, config.vocab_size),),
     }
     in_features = {ModuleGroup.OUT: q, ModuleGroup.DOWN: ff}
     return tuple(

@@ -14,6 +14,7 @@ from polyloom.platform.engine.model.errors import CheckpointError
 from polyloom.platform.engine.model.layout import (
     EMBEDDING_PATH,
     FINAL_NORM_PATH,
+    HEAD_PATH,
     LAYER_PREFIX,
     checkpoint_modules,
     tensor_path,
@@ -61,9 +62,24 @@ class FusedWeights:
         return FusedLinear(weight, bias)
 
     def embedding(self) -> torch.Tensor:
-        """`[vocab, hidden]`; a view of the mapped file where the dtypes agree."""
+        """`[vocab, hidden]`; a view of the mapped file where the dtypes agree.
+
+        Raises CheckpointError if a head that the config ties to it is stored with other values.
+        """
         shape = (self._config.vocab_size, self._config.hidden_size)
-        return self._checkpoint.tensor(f"{EMBEDDING_PATH}.weight", shape).to(self._dtype)
+        embedding = self._checkpoint.tensor(f"{EMBEDDING_PATH}.weight", shape)
+        if self._config.tied_head:
+            self._check_tied_head(embedding)
+        return embedding.to(self._dtype)
+
+    def _check_tied_head(self, embedding: torch.Tensor) -> None:
+        head = f"{HEAD_PATH}.weight"
+        if head not in self._checkpoint:
+            return
+        if not torch.equal(self._checkpoint.tensor(head, tuple(embedding.shape)), embedding):
+            raise CheckpointError(
+                head, f"differs from {EMBEDDING_PATH}.weight although the config ties them"
+            )
 
     def layer_norm(self, layer: int, name: str) -> torch.Tensor:
         """`[hidden]` of `input_layernorm` and its like."""
@@ -107,18 +123,9 @@ class FusedWeights:
             yield module, module.offset, module.offset + module.out_features
 
     def _weight(self, module: CheckpointModule, layer: int) -> torch.Tensor:
-        name = f"{tensor_path(module, layer)}.weight"
-        shape = (module.out_features, module.in_features)
-        if module.group is not ModuleGroup.HEAD or not self._config.tied_head:
-            return self._checkpoint.tensor(name, shape)
-        embedding = self._checkpoint.tensor(f"{EMBEDDING_PATH}.weight", shape)
-        if name in self._checkpoint and not torch.equal(
-            self._checkpoint.tensor(name, shape), embedding
-        ):
-            raise CheckpointError(
-                name, f"differs from {EMBEDDING_PATH}.weight although the config ties them"
-            )
-        return embedding
+        tied = module.group is ModuleGroup.HEAD and self._config.tied_head
+        path = EMBEDDING_PATH if tied else tensor_path(module, layer)
+        return self._checkpoint.tensor(f"{path}.weight", (module.out_features, module.in_features))
 
     def _norm(self, path: str, size: int) -> torch.Tensor:
         return self._checkpoint.tensor(f"{path}.weight", (size,)).to(self._dtype, copy=True)
