@@ -18,6 +18,9 @@ _SIZE_FACTOR = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 
 _SIZES = ("kv_memory", "adapter_memory", "upload_limit")
 
 
+DEFAULT_DATA_DIR = Path.home() / ".local" / "share" / "polyloom"
+
+
 class SettingsError(ValueError):
     """A setting that stops the start; `name` is the setting as the operator wrote it."""
 
@@ -37,9 +40,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     base: str
     host: str = "127.0.0.1"
     port: int = 8000
-    data_dir: Path = msgspec.field(
-        default_factory=lambda: Path.home() / ".local" / "share" / "polyloom"
-    )
+    data_dir: Path = DEFAULT_DATA_DIR
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     database_url: str | None = None
@@ -69,6 +70,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 raise SettingsError(name, f"{value} is not positive")
         if self.admin_key is not None and len(self.admin_key) < 16:
             raise SettingsError("admin_key", "is shorter than 16 characters")
+
+
+def default_database_url(data_dir: Path) -> str:
+    """The record when no other is named: SQLite in the data directory."""
+    return f"sqlite:///{data_dir.absolute() / 'polyloom.db'}"
 
 
 def load_settings(

@@ -22,7 +22,7 @@ def requires(scope: Scope) -> Guard:
     """A guard that admits keys with `scope`; `request.auth` is the principal from then on."""
 
     async def guard(connection: Connection, _: BaseRouteHandler) -> None:
-        keys: KeyService = connection.app.state.key_service
+        keys: KeyService = connection.app.state.assembly.keys
         principal = await keys.authenticate(bearer_key(connection))
         if scope not in principal.scopes:
             raise InsufficientScope(f"this key lacks the scope {scope!r}")

@@ -39,8 +39,10 @@ def shipped_template(folder: Path) -> str | None:
 class PromptFormats:
     """Prompt formats by the folders they come from. Folders are content-addressed."""
 
-    def __init__(self, tokenizers: TokenizerCache) -> None:
+    def __init__(self, tokenizers: TokenizerCache, base_folder: Path) -> None:
+        """base_folder: has the template of what ships a tokenizer but no template."""
         self._tokenizers = tokenizers
+        self._base_folder = base_folder
         self._formats: dict[tuple[str, str], ChatTemplate] = {}
 
     async def get(self, resolution: Resolution) -> ChatTemplate:
@@ -51,8 +53,12 @@ class PromptFormats:
 
     async def _load(self, key: tuple[str, str]) -> ChatTemplate:
         tokenizer = await self._tokenizers.get(Path(key[0]))
-        template = await asyncio.to_thread(shipped_template, Path(key[1]))
+        template = await asyncio.to_thread(self._template, Path(key[1]))
         if len(self._formats) >= 1024:
             self._formats.pop(next(iter(self._formats)))
         self._formats[key] = loaded = ChatTemplate(tokenizer, template)
         return loaded
+
+    def _template(self, folder: Path) -> str | None:
+        own = shipped_template(folder)
+        return own if own is not None else shipped_template(self._base_folder)

@@ -121,5 +121,7 @@ class Onboarding:
             return None
         base = self._base.format
         tokenizer = TextTokenizer(folder) if validated.has_tokenizer else base.tokenizer
-        template = shipped_template(folder if validated.has_template else self._base.folder)
+        template = shipped_template(folder)
+        if template is None:
+            template = shipped_template(self._base.folder)
         return ChatTemplate(tokenizer, template).digest

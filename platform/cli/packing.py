@@ -1,0 +1,60 @@
+"""A PEFT folder, or a packed one, as the body of an upload."""
+
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import rich_click as click
+
+CONFIG_FILE = "adapter_config.json"
+KEPT_SUFFIXES = (".json", ".safetensors", ".jinja", ".model", ".txt")
+ARCHIVE_TYPES = {
+    ".zip": "application/zip",
+    ".tar": "application/x-tar",
+    ".gz": "application/gzip",
+    ".tgz": "application/gzip",
+}
+
+
+@dataclass(frozen=True)
+class PackedAdapter:
+    """An open file, its size in bytes and its content type."""
+
+    file: IO[bytes]
+    size: int
+    content_type: str
+
+
+@contextmanager
+def packed(path: Path) -> Iterator[PackedAdapter]:
+    """An archive as it is, or a folder packed into a temporary tar."""
+    if path.is_file():
+        kind = ARCHIVE_TYPES.get(path.suffix.lower())
+        if kind is None:
+            raise click.ClickException(f"{path} is neither a folder nor a .tar, .tar.gz or .zip")
+        with path.open("rb") as file:
+            yield PackedAdapter(file, path.stat().st_size, kind)
+        return
+    with tempfile.TemporaryFile() as file:
+        _pack_folder(path, file)
+        size = file.tell()
+        file.seek(0)
+        yield PackedAdapter(file, size, "application/x-tar")
+
+
+def _pack_folder(path: Path, out: IO[bytes]) -> None:
+    files = [p for p in sorted(path.iterdir()) if p.is_file() and _is_kept(p.name)]
+    if CONFIG_FILE not in {p.name for p in files}:
+        raise click.ClickException(f"{path} holds no {CONFIG_FILE}: not a PEFT folder")
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for file in files:
+            archive.add(file.resolve(), arcname=file.name, recursive=False)
+
+
+def _is_kept(name: str) -> bool:
+    """Optimizer states and logs stay at home; unreadable weights go, so that the server says why."""
+    return name.endswith(KEPT_SUFFIXES) or name.startswith("adapter_model")
