@@ -1,0 +1,180 @@
+"""The bars that only the whole server can show: what HTTP adds, idle streams, a killed engine."""
+
+import asyncio
+import statistics
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import msgspec
+
+from benchmarks.processes import engine_process
+from examples.local_server import LocalServer
+
+OVERHEAD_REQUESTS = 60
+IDLE_STREAMS = 500
+WINDOW_SECONDS = 6.0
+WINDOWS = 4
+
+
+@dataclass(frozen=True)
+class IdleStreams:
+    """Step time, in seconds, without and with the idle streams, and what was left of them."""
+
+    without: float
+    with_them: float
+    left_waiting: int
+
+    @property
+    def ratio(self) -> float:
+        return self.with_them / self.without
+
+
+@dataclass(frozen=True)
+class KilledEngine:
+    """Seconds until every client had its error, and until the next request was answered."""
+
+    error_after: float
+    errors: int
+    streams: int
+    answered_after: float
+
+
+def tenant_client(server: LocalServer, key: str) -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=None)
+    headers = {"authorization": f"Bearer {key}"}
+    return httpx.AsyncClient(base_url=server.url, headers=headers, timeout=600, limits=limits)
+
+
+def body(model: str, tokens: int, **more: Any) -> dict[str, Any]:
+    prompt = [100 + number for number in range(16)]
+    base = {"model": model, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True}
+    return base | {"stream": True, "temperature": 0} | more
+
+
+async def events(client: httpx.AsyncClient, body: Mapping[str, Any]) -> AsyncIterator[str]:
+    """The data lines of a streamed completion, as they come. Raises on an HTTP error."""
+    async with client.stream("POST", "/v1/completions", json=body) as answer:
+        answer.raise_for_status()
+        async for line in answer.aiter_lines():
+            if line.startswith("data: "):
+                yield line.removeprefix("data: ")
+
+
+async def api_overhead(server: LocalServer, client: httpx.AsyncClient, model: str) -> float:
+    """Median over requests, one at a time, of TTFT at the client less TTFT in the engine, in s."""
+    seen: dict[str, float] = {}
+    for _ in range(OVERHEAD_REQUESTS):
+        start = time.perf_counter()
+        async with client.stream("POST", "/v1/completions", json=body(model, 4)) as answer:
+            answer.raise_for_status()
+            async for line in answer.aiter_lines():
+                if line.startswith("data: "):
+                    seen.setdefault(answer.headers["x-request-id"], time.perf_counter() - start)
+    rows = await _usage_rows(server, set(seen))
+    return statistics.median(seen[name] - ttft for name, ttft in rows.items())
+
+
+async def _usage_rows(server: LocalServer, wanted: set[str]) -> dict[str, float]:
+    """Engine's TTFT by request id, once the record has them all."""
+    async with server.admin() as admin:
+        while True:
+            answer = await admin.get("/admin/usage/requests", params={"limit": 500})
+            answer.raise_for_status()
+            rows = {row["request_id"]: row["ttft"] for row in answer.json()["data"]}
+            if wanted <= rows.keys():
+                return {name: rows[name] for name in wanted}
+            await asyncio.sleep(0.2)
+
+
+async def _status(server: LocalServer) -> dict[str, Any]:
+    async with server.admin() as admin:
+        answer = await admin.get("/admin/engine")
+        answer.raise_for_status()
+        status: dict[str, Any] = answer.json()["status"]
+        return status
+
+
+async def _step_seconds(server: LocalServer) -> float:
+    """Mean time of a step over a window."""
+    before = await _status(server)
+    await asyncio.sleep(WINDOW_SECONDS)
+    after = await _status(server)
+    spent = after["step_seconds_total"] - before["step_seconds_total"]
+    return float(spent / (after["steps"] - before["steps"]))
+
+
+async def idle_streams(server: LocalServer, client: httpx.AsyncClient, model: str) -> IdleStreams:
+    """A server that runs two sequences at a time: two busy streams, then 500 that only wait."""
+    busy = [asyncio.create_task(_read_all(client, body(model, 8000))) for _ in range(2)]
+    while (await _status(server))["running"] < 2:
+        await asyncio.sleep(0.1)
+    without, with_them, left = [], [], 0
+    for _ in range(WINDOWS):
+        without.append(await _step_seconds(server))
+        idle = [asyncio.create_task(_read_all(client, body(model, 8))) for _ in range(IDLE_STREAMS)]
+        while (await _status(server))["waiting"] < IDLE_STREAMS:
+            await asyncio.sleep(0.1)
+        with_them.append(await _step_seconds(server))
+        for task in idle:
+            task.cancel()
+        await asyncio.gather(*idle, return_exceptions=True)
+        left = await _left_waiting(server)
+    for task in busy:
+        task.cancel()
+    await asyncio.gather(*busy, return_exceptions=True)
+    return IdleStreams(statistics.median(without), statistics.median(with_them), left)
+
+
+async def _left_waiting(server: LocalServer) -> int:
+    """What still waits two seconds after all clients have gone."""
+    give_up = time.monotonic() + 2
+    while (left := (await _status(server))["waiting"]) and time.monotonic() < give_up:
+        await asyncio.sleep(0.1)
+    return int(left)
+
+
+async def _read_all(client: httpx.AsyncClient, body: Mapping[str, Any]) -> list[str]:
+    async with aclosing(events(client, body)) as lines:  # type: ignore[type-var]
+        return [line async for line in lines]
+
+
+async def killed_engine(server: LocalServer, client: httpx.AsyncClient, model: str) -> KilledEngine:
+    """Kill the engine under four streams; every one must say so, and the next request must work."""
+    started = [asyncio.Event() for _ in range(4)]
+    streams = [
+        asyncio.create_task(_until_error(client, body(model, 4000), event)) for event in started
+    ]
+    await asyncio.gather(*(event.wait() for event in started))
+    engine_process(server.pid).kill()
+    killed = time.perf_counter()
+    ends = await asyncio.gather(*streams)
+    while True:
+        answer = await client.post("/v1/completions", json=body(model, 2, stream=False))
+        if answer.status_code == httpx.codes.OK:
+            break
+        answer.read()
+        if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+            raise RuntimeError(f"while the engine is away: {answer.status_code} {answer.text}")
+        await asyncio.sleep(0.1)
+    return KilledEngine(
+        error_after=max(at for at, _ in ends) - killed,
+        errors=sum(code == "engine_unavailable" for _, code in ends),
+        streams=len(ends),
+        answered_after=time.perf_counter() - killed,
+    )
+
+
+async def _until_error(
+    client: httpx.AsyncClient, body: Mapping[str, Any], started: asyncio.Event
+) -> tuple[float, str | None]:
+    """When the stream ended, and the code of its error event."""
+    code = None
+    async for line in events(client, body):
+        started.set()
+        if line != "[DONE]" and (error := msgspec.json.decode(line).get("error")):
+            code = error["code"]
+    return time.perf_counter(), code
