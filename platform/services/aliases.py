@@ -60,7 +60,7 @@ async def record_move(
         row.version = present.version + 1
     else:
         row = AliasRow(adapter_id=adapter.id, name=alias, version=1)
-        await AliasRepository(session=session).add(row)
+        await AliasRepository(session=session).add(row, auto_refresh=False)
     change = AliasChangeRow(
         alias_id=row.id,
         version=row.version,

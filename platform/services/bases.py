@@ -40,7 +40,7 @@ class BaseService:
                 row = BaseRow(digest=digest)
             row.name, row.folder = name, folder
             row.template_digest, row.config = template_digest, config
-            await BaseRepository(session=session).add(row)
+            await BaseRepository(session=session).add(row, auto_refresh=False)
             view = base_view(row)
             if view != before:
                 note(

@@ -85,7 +85,7 @@ class KeyService:
                 scopes=sorted(set(scopes)),
                 expires_at=expires_at,
             )
-            await ApiKeyRepository(session=session).add(row)
+            await ApiKeyRepository(session=session).add(row, auto_refresh=False)
             view = key_view(row)
             note(
                 session,

@@ -40,7 +40,7 @@ class TenantService:
             async with self._database.write() as session:
                 row = TenantRow(slug=slug)
                 _set_limits(row, limits)
-                await TenantRepository(session=session).add(row)
+                await TenantRepository(session=session).add(row, auto_refresh=False)
                 view = tenant_view(row)
                 note(
                     session,

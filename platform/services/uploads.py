@@ -62,7 +62,7 @@ async def record_upload(
         adapter.route_version = await RouteVersionRepository(session=session).advance()
         await _store(session, blobs, upload.content)
         row = _revision(adapter, base, upload, await revisions.next_number(adapter.id), now)
-        await revisions.add(row)
+        await revisions.add(row, auto_refresh=False)
         note(
             session,
             author=upload.author,
@@ -103,7 +103,8 @@ async def _adapter(
             f"the tenant's limit of {tenant.adapter_limit} adapters is reached", param="adapters"
         )
     return await adapters.add(
-        AdapterRow(tenant=tenant, name=upload.adapter, route_version=0, created_at=now)
+        AdapterRow(tenant=tenant, name=upload.adapter, route_version=0, created_at=now),
+        auto_refresh=False,
     )
 
 
