@@ -22,6 +22,7 @@ from polyloom.platform.api.openapi import json_body
 from polyloom.platform.api.schemas import Completion, CompletionChoice, CompletionRequest
 from polyloom.platform.api.streaming import EventStream, sse, until_disconnect
 from polyloom.platform.errors import InvalidRequest
+from polyloom.platform.generation.detokenize import decode
 from polyloom.platform.generation.inference import Inference, InferenceCall, Prompt, Target
 from polyloom.platform.generation.logprobs import CompletionLogprobs, completion_logprobs
 from polyloom.platform.generation.output_text import TextToken
@@ -86,7 +87,7 @@ async def plan_call(body: CompletionRequest, target: Target, inference: Inferenc
     echo: tuple[str, ...] = ()
     if body.echo:
         tokenizer = target.format.tokenizer
-        echo = tuple(p if isinstance(p, str) else tokenizer.decode(p) for p in texts_or_ids)
+        echo = tuple(p if isinstance(p, str) else decode(tokenizer, p) for p in texts_or_ids)
     prompt_only = bool(body.echo) and body.max_tokens == 0
     return inference.call(target, prompts, plan_choices(body), plan_stops(body), echo, prompt_only)
 

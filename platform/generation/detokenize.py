@@ -1,55 +1,44 @@
 """Token ids to text, a token at a time, never splitting a character."""
 
+import codecs
+from collections.abc import Iterable
+
 from polyloom.platform.generation.tokenizers import TextTokenizer
 
-REPLACEMENT = "\ufffd"
-LONGEST_PARTIAL = 3
-"""A UTF-8 character has at most four bytes, so at most three characters at the end are undecided."""
-WINDOW_TOKENS = 32
-"""Longest run of undecidable tokens that is decoded again with each new token."""
+_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class IncrementalDetokenizer:
-    """Decodes one sequence. The deltas joined are the text of the sequence.
+    """Decodes one sequence through the bytes of its tokens. The deltas joined are its text.
 
-    Decoding needs context on the left (a leading-space rule, a byte run), so each step decodes a
-    window that starts with the tokens of the last complete delta.
+    Bytes that can still become a character are held back; bytes that cannot are U+FFFD, one for
+    each maximal part, as in every UTF-8 decoder of today. Special tokens are no text.
     """
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
-        self._window: list[int] = []
-        self._context_tokens = 0
-        self._sent = 0
+        self._decoder = _Utf8Decoder(errors="replace")
+        self._strip_space = tokenizer.strips_leading_space
 
     def push(self, token_id: int) -> str:
         """Text that `token_id` completes; empty while a character is incomplete."""
         if token_id in self._tokenizer.special_ids:
             return ""
-        self._window.append(token_id)
-        text = self._tokenizer.decode(self._window)
-        stable = _stable_length(text)
-        delta = text[self._sent : stable]
-        if stable == len(text) and delta:
-            self._start_window_at(self._context_tokens)
-        else:
-            self._sent = max(self._sent, stable)
-            if len(self._window) - self._context_tokens > WINDOW_TOKENS:
-                self._start_window_at(len(self._window) - 2 * LONGEST_PARTIAL)
-        return delta
+        return self._stripped(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
 
     def finish(self) -> str:
         """What is left when the sequence ends: an incomplete character, as U+FFFD."""
-        return self._tokenizer.decode(self._window)[self._sent :] if self._window else ""
+        return self._stripped(self._decoder.decode(b"", final=True))
 
-    def _start_window_at(self, index: int) -> None:
-        """Forget tokens before `index`; what the rest decodes to, but its undecided end, is sent."""
-        self._window = self._window[index:]
-        self._context_tokens = len(self._window)
-        self._sent = _stable_length(self._tokenizer.decode(self._window))
+    def _stripped(self, text: str) -> str:
+        """The space that some tokenizers put before the first word is not part of the text."""
+        if self._strip_space and text:
+            self._strip_space = False
+            return text.removeprefix(" ")
+        return text
 
 
-def _stable_length(text: str) -> int:
-    """Length of `text` without the trailing characters that a later byte could still change."""
-    undecided = len(text) - len(text.rstrip(REPLACEMENT))
-    return len(text) - min(undecided, LONGEST_PARTIAL)
+def decode(tokenizer: TextTokenizer, ids: Iterable[int]) -> str:
+    """The whole text of `ids`."""
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    return "".join([*map(detokenizer.push, ids), detokenizer.finish()])

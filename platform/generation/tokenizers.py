@@ -13,6 +13,8 @@ from polyloom.platform.errors import ContextLengthExceeded
 ENCODE_INLINE_CHARACTERS = 8192
 """Longer texts are encoded in a thread: 8,192 characters take about a millisecond."""
 
+_SAMPLE = "Hello, wörld!\n  x = [1, 2] # 你好 🙂 don't"
+
 MAX_CHARACTERS_PER_TOKEN = 64
 """A text longer than this many characters for each token of the context cannot fit it."""
 
@@ -26,6 +28,7 @@ class TextTokenizer:
 
     eos_ids: every id that ends a sequence, from the tokenizer and `generation_config.json`.
     special_ids: ids that are no text, skipped when text is built.
+    strips_leading_space: decoding drops the space that encoding put before the first word.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,12 +40,17 @@ class TextTokenizer:
             raise TokenizerUnusable("only tokenizers with a tokenizer.json are supported")
         self.transformers = tokenizer
         self._backend = tokenizer.backend_tokenizer
-        self.special_ids = frozenset(int(i) for i in tokenizer.all_special_ids)
+        added = self._backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(tokenizer.all_special_ids).union(
+            token_id for token_id, token in added.items() if token.special
+        )
         self.eos_ids = _eos_ids(folder, tokenizer.eos_token_id)
         self.bos_id: int | None = tokenizer.bos_token_id
         self.vocabulary_size = len(tokenizer)
         self._byte_level = "ByteLevel" in repr(self._backend.decoder)
+        self.strips_leading_space = not self._byte_level and self._decodes_without_space()
         self._bytes: dict[int, bytes] = {}
+        self._check_bytes()
         self.digest = "sha256:" + hashlib.sha256(self._backend.to_str().encode()).hexdigest()
 
     async def encode(
@@ -65,11 +73,6 @@ class TextTokenizer:
         ids: list[int] = self._backend.encode(text, add_special_tokens=special_tokens).ids
         return ids
 
-    def decode(self, ids: list[int]) -> str:
-        """Text of `ids` without special tokens; bytes that are no UTF-8 become U+FFFD."""
-        text: str = self._backend.decode(ids, skip_special_tokens=True)
-        return text
-
     def token_text(self, token_id: int) -> str:
         """One token as OpenAI's logprobs show it: special tokens by their name, a part of a
         character as `bytes:\\xe4\\xbd`, so that no two of them look alike."""
@@ -85,6 +88,20 @@ class TextTokenizer:
         if known is None:
             known = self._bytes[token_id] = self._raw_token_bytes(token_id)
         return known
+
+    def _decodes_without_space(self) -> bool:
+        ids = self.encode_now("a", special_tokens=False)
+        text: str = self._backend.decode(ids)
+        return not text.startswith(" ")
+
+    def _check_bytes(self) -> None:
+        """The bytes of single tokens are the text: hold them to the tokenizer's own decoder once."""
+        ids = self.encode_now(_SAMPLE, special_tokens=False)
+        text = b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
+        if self.strips_leading_space:
+            text = text.removeprefix(" ")
+        if text != self._backend.decode(ids, skip_special_tokens=True):
+            raise TokenizerUnusable("its decoder is neither byte-level nor pieces with bytes")
 
     def _raw_token_bytes(self, token_id: int) -> bytes:
         token: str | None = self._backend.id_to_token(token_id)
