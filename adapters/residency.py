@@ -9,7 +9,7 @@ retired while it loads is dropped when the load ends, and nothing needs a lock.
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -101,14 +101,17 @@ class Residency:
         pages: AdapterPages,
         loader: Loader,
         clock: Callable[[], float] = time.monotonic,
+        workers: Executor | None = None,
     ) -> None:
+        """workers: where files are read and pages filled; `READ_WIDTH` threads by default."""
         self.counters = ResidencyCounters()
         self._pages = pages
         self._loader = loader
         self._clock = clock
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()  # least recently pinned first
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()  # least recently used first
+        self._loading: dict[str, _Entry] = {}  # those of them that load, oldest first
         self._failures: dict[str, _Failure] = {}
-        self._workers = ThreadPoolExecutor(READ_WIDTH, thread_name_prefix="adapter-load")
+        self._workers = workers or ThreadPoolExecutor(READ_WIDTH, thread_name_prefix="adapter-load")
 
     # Pins
 
@@ -123,6 +126,7 @@ class Residency:
         if entry is None:
             entry = _Entry(source, load_started=self._clock())
             self._entries[source.digest] = entry
+            self._loading[source.digest] = entry
             self._start_reads()
         entry.pins += 1
         entry.requests += 1
@@ -139,6 +143,7 @@ class Residency:
         if entry.pins == 0:
             raise ValueError(f"{digest} is unpinned more often than pinned")
         entry.pins -= 1
+        self._entries.move_to_end(digest)
         self._drop_if_unwanted(entry)
 
     def failure(self, digest: str) -> AdapterError:
@@ -150,17 +155,20 @@ class Residency:
 
         Forgets a failure too: the same content pushed again gets a new try.
         """
-        self._failures.pop(digest, None)
         entry = self._entries.get(digest)
-        if entry is not None:
-            entry.retired = True
-            self._drop_if_unwanted(entry)
+        if entry is None:
+            self._failures.pop(digest, None)
+            return
+        entry.retired = True
+        self._drop_if_unwanted(entry)
 
     # The step loop
 
     def poll(self) -> None:
         """Take in what the workers finished and start what can start. Call once a step."""
-        for entry in list(self._entries.values()):
+        if not self._loading:
+            return
+        for entry in list(self._loading.values()):
             if entry.reading is not None and entry.reading.done():
                 self._finish_reading(entry, entry.reading)
             elif entry.packing is not None and entry.packing.done():
@@ -199,6 +207,8 @@ class Residency:
         self._pages.check([e.allocation for e in entries if e.allocation is not None])
         for entry in entries:
             assert entry.pins >= 0
+            loading = entry.phase not in (_Phase.RESIDENT, _Phase.FAILED)
+            assert loading == (entry.source.digest in self._loading)
             if entry.phase in (_Phase.RESIDENT, _Phase.PACKING):
                 assert entry.allocation is not None
             if entry.phase is _Phase.FAILED:
@@ -211,8 +221,8 @@ class Residency:
     # Loading
 
     def _start_reads(self) -> None:
-        busy = sum(e.reading is not None or e.packing is not None for e in self._entries.values())
-        for entry in list(self._entries.values()):
+        busy = sum(e.reading is not None or e.packing is not None for e in self._loading.values())
+        for entry in self._loading.values():
             if busy == READ_WIDTH:
                 return
             if entry.phase is _Phase.QUEUED:
@@ -222,12 +232,12 @@ class Residency:
 
     def _finish_reading(self, entry: _Entry, reading: "Future[AdapterWeights]") -> None:
         entry.reading = None
+        if entry.retired and entry.pins == 0:
+            self._drop(entry)
+            return
         error = reading.exception()
         if isinstance(error, Exception):  # any surprise of a loader costs its revision only
             self._fail(entry, error)
-            return
-        if entry.retired and entry.pins == 0:
-            self._drop(entry)
             return
         weights = reading.result()
         try:
@@ -250,6 +260,7 @@ class Residency:
             self._fail(entry, error)
             return
         entry.phase = _Phase.RESIDENT
+        del self._loading[entry.source.digest]
         self.counters.loads += 1
         self.counters.load_seconds += self._clock() - entry.load_started
         self._drop_if_unwanted(entry)
@@ -259,15 +270,14 @@ class Residency:
 
         Keeping their tensors instead would hold host memory for as many as wait.
         """
-        parked = [e for e in self._entries.values() if e.phase is _Phase.PARKED]
-        for entry in sorted(parked, key=lambda e: e.load_started):
-            if entry.need is not None:
+        for entry in self._loading.values():
+            if entry.phase is _Phase.PARKED and entry.need is not None:
                 entry.allocation = self._make_room(entry.need)
-            if entry.allocation is not None:
-                entry.phase = _Phase.QUEUED
+                if entry.allocation is not None:
+                    entry.phase = _Phase.QUEUED
 
     def _make_room(self, need: PageNeed) -> Allocation | None:
-        """Allocate, evicting the least recently pinned revisions if that can make it fit."""
+        """Allocate, evicting the least recently used revisions if that can make it fit."""
         evictable = [
             e for e in self._entries.values() if e.phase is _Phase.RESIDENT and e.pins == 0
         ]
@@ -290,6 +300,7 @@ class Residency:
         self.counters.load_failures += 1
         self._free(entry)
         entry.phase = _Phase.FAILED
+        del self._loading[entry.source.digest]
         self._failures[entry.source.digest] = failure
         self._drop_if_unwanted(entry)
 
@@ -314,8 +325,12 @@ class Residency:
             self._drop(entry)
 
     def _drop(self, entry: _Entry) -> None:
+        digest = entry.source.digest
         self._free(entry)
-        del self._entries[entry.source.digest]
+        del self._entries[digest]
+        self._loading.pop(digest, None)
+        if entry.retired:
+            self._failures.pop(digest, None)
 
     def _free(self, entry: _Entry) -> None:
         if entry.allocation is not None:
