@@ -18,6 +18,7 @@ from polyloom.platform.coordination.live_state import LOST, RETRY_SECONDS, LiveS
 log = logging.getLogger(__name__)
 
 CHANNEL = "polyloom:announcements"
+WAIT_SECONDS = 30.0
 
 
 class RoutesChanged(msgspec.Struct, frozen=True, tag="routes"):
@@ -89,9 +90,10 @@ class Announcements:
             try:
                 async with server.pubsub(ignore_subscribe_messages=True) as channel:
                     await channel.subscribe(CHANNEL)
+                    self._live.found()
                     listening.set()
                     while True:
-                        message = await channel.get_message(timeout=None)
+                        message = await channel.get_message(timeout=WAIT_SECONDS)
                         if message is not None:
                             await self._receive(message["data"])
             except LOST as error:

@@ -25,8 +25,11 @@ LOST = (RedisError, OSError, TimeoutError)
 class LiveState:
     """Where live state is kept, and what to do when it is away."""
 
-    def __init__(self, url: str | None = None) -> None:
+    def __init__(
+        self, url: str | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """url: `redis://…` or `unix://…`; None keeps everything in this process."""
+        self._clock = clock
         self.embedded: Redis = FakeAsyncRedis(server=FakeServer(server_type="redis"))
         self.server: Redis | None = None
         if url is not None:
@@ -48,9 +51,7 @@ class LiveState:
 
     async def run(self, operation: Callable[[Redis], Awaitable[Result]]) -> Result:
         """`operation` on the server, or on the embedded one while the server is away."""
-        if self.server is None or (
-            self._retry_at is not None and time.monotonic() < self._retry_at
-        ):
+        if self.server is None or (self._retry_at is not None and self._clock() < self._retry_at):
             return await operation(self.embedded)
         try:
             result = await operation(self.server)
@@ -65,7 +66,7 @@ class LiveState:
         if self._retry_at is None:
             self._outages += 1
             log.warning("Redis is away, limits are counted per process: %s", error)
-        self._retry_at = time.monotonic() + RETRY_SECONDS
+        self._retry_at = self._clock() + RETRY_SECONDS
 
     def found(self) -> None:
         """The server answered."""

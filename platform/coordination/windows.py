@@ -33,11 +33,13 @@ class Usage:
     def seconds_until(self, amount: int, limit: int) -> float:
         """Seconds until `amount` more than this fits under `limit`; amount must be ≤ limit."""
         room = limit - amount
+        if self.total <= room:
+            return 0.0
         if self.current <= room:
-            fraction = 1.0 - (room - self.current) / max(self.previous, 1)
+            fraction = 1.0 - (room - self.current) / self.previous
         else:
             fraction = 2.0 - room / self.current
-        return max(fraction - self.elapsed, 0.0) * WINDOW_SECONDS
+        return (fraction - self.elapsed) * WINDOW_SECONDS
 
 
 async def add(redis: Redis, name: str, amount: int, now: float) -> Usage:

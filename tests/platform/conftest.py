@@ -46,11 +46,17 @@ def postgres_url(short_folder: Path) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def redis_url(short_folder: Path) -> Iterator[str]:
     """A real Redis 6.2 on a socket, keeping nothing on disk."""
-    with run_redis(short_folder / "redis.sock") as url:
+    with RedisServer(short_folder / "redis.sock") as url:
         yield url
 
 
-class run_redis:
+@pytest.fixture
+def run_redis() -> type["RedisServer"]:
+    """For tests that end a Redis of their own: `with run_redis(socket) as url`."""
+    return RedisServer
+
+
+class RedisServer:
     """A Redis server on a socket for the length of a `with` block, which gives its URL."""
 
     def __init__(self, socket: Path) -> None:
@@ -124,6 +130,10 @@ class PostgresDatabases:
         return self.named(name)
 
     async def create_template(self) -> None:
+        """Nothing here has to survive a power cut, so nothing waits for the disk."""
+        for setting in ("fsync", "full_page_writes", "synchronous_commit"):
+            await self._execute(f"ALTER SYSTEM SET {setting} = off")
+        await self._execute("SELECT pg_reload_conf()")
         await self._execute(f"CREATE DATABASE {TEMPLATE}")
         await migrate.upgrade(self.named(TEMPLATE))
 
