@@ -18,6 +18,7 @@ from polyloom.platform.api.answers import (
     wants_usage,
 )
 from polyloom.platform.api.bodies import read_body
+from polyloom.platform.api.disconnect import until_disconnect
 from polyloom.platform.api.guards import AuthorizedRequest, requires
 from polyloom.platform.api.openapi import json_body
 from polyloom.platform.api.schemas import (
@@ -30,7 +31,7 @@ from polyloom.platform.api.schemas import (
     ChunkChoice,
     MessageDelta,
 )
-from polyloom.platform.api.streaming import EventStream, sse, until_disconnect
+from polyloom.platform.api.streaming import EventStream, sse
 from polyloom.platform.errors import InvalidRequest
 from polyloom.platform.generation.inference import Inference, InferenceCall, Prompt, Target
 from polyloom.platform.generation.logprobs import ChatLogprobs, chat_logprobs

@@ -17,10 +17,11 @@ from polyloom.platform.api.answers import (
     wants_usage,
 )
 from polyloom.platform.api.bodies import read_body
+from polyloom.platform.api.disconnect import until_disconnect
 from polyloom.platform.api.guards import AuthorizedRequest, requires
 from polyloom.platform.api.openapi import json_body
 from polyloom.platform.api.schemas import Completion, CompletionChoice, CompletionRequest
-from polyloom.platform.api.streaming import EventStream, sse, until_disconnect
+from polyloom.platform.api.streaming import EventStream, sse
 from polyloom.platform.errors import InvalidRequest
 from polyloom.platform.generation.detokenize import decode
 from polyloom.platform.generation.inference import Inference, InferenceCall, Prompt, Target
@@ -93,17 +94,23 @@ async def plan_call(body: CompletionRequest, target: Target, inference: Inferenc
 
 
 def prompts_of(body: CompletionRequest) -> list[str] | list[list[int]]:
-    """`prompt` as a list of prompts. Raises InvalidRequest when there are none or too many."""
+    """`prompt` as a list of prompts. Raises InvalidRequest when there are none, too many, or a
+    mixture."""
     prompt = body.prompt
     if isinstance(prompt, str):
         return [prompt]
-    if not prompt:
-        raise InvalidRequest("is empty", param="prompt")
-    if isinstance(prompt[0], int):
-        return [[i for i in prompt if isinstance(i, int)]]
-    if len(prompt) > MAX_PROMPTS:
-        raise InvalidRequest(f"at most {MAX_PROMPTS} prompts", param="prompt")
-    return prompt
+    ids = [p for p in prompt if isinstance(p, int)]
+    if ids and len(ids) == len(prompt):
+        return [ids]
+    if not 0 < len(prompt) <= MAX_PROMPTS:
+        raise InvalidRequest(f"needs 1 to {MAX_PROMPTS} prompts", param="prompt")
+    texts = [p for p in prompt if isinstance(p, str)]
+    if len(texts) == len(prompt):
+        return texts
+    lists = [p for p in prompt if isinstance(p, list)]
+    if len(lists) == len(prompt):
+        return lists
+    raise InvalidRequest("is a mixture of texts and token ids", param="prompt")
 
 
 async def _encode(prompt: str | list[int], target: Target) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from litestar.exceptions import HTTPException
 
 from polyloom.adapters.errors import AdapterError, InvalidAdapterError, TooLargeError
 from polyloom.platform import errors
+from polyloom.platform.api.disconnect import ClientGone
 from polyloom.platform.api.schemas import ErrorAnswer, ErrorBody
 from polyloom.routing.errors import RoutingError
 
@@ -35,6 +36,7 @@ STATUS_BY_CODE = {
     "rate_limited": 429,
     "quota_exceeded": 429,
     "queue_full": 429,
+    "client_gone": 499,
     "internal_error": 500,
     "engine_unavailable": 503,
     "database_unavailable": 503,
@@ -92,6 +94,8 @@ def problem_of(error: BaseException) -> Problem:
         return _validation_problem(str(error))
     if isinstance(error, msgspec.DecodeError):
         return Problem("invalid_request", f"the body is not JSON: {error}")
+    if isinstance(error, ClientGone):
+        return Problem("client_gone", str(error))
     if isinstance(error, HTTPException):
         return _http_problem(error)
     logger.error("unexpected error", exc_info=error)

@@ -24,7 +24,7 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
 class CompletionRequest(SamplingOptions, kw_only=True, forbid_unknown_fields=True):
     """Body of `POST /v1/completions`; `prompt` is text, token ids, or a list of either."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | list[str | int | list[int]]
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     logprobs: int | None = None

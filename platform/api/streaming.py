@@ -3,16 +3,15 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from litestar import Request, Response
 from litestar.response.base import ASGIResponse
 from litestar.types import HTTPResponseBodyEvent, Receive, Scope, Send
 
+from polyloom.platform.api.disconnect import ClientGone, until_disconnect
 from polyloom.platform.api.problems import problem_of
-
-T = TypeVar("T")
 
 KEEP_ALIVE_SECONDS = 15.0
 HEAD_PATIENCE_SECONDS = 5.0
@@ -23,34 +22,9 @@ _KEEP_ALIVE = b": keep-alive\n\n"
 _DONE = b"data: [DONE]\n\n"
 
 
-class ClientGone(Exception):
-    """The client closed the connection; nobody reads an answer."""
-
-
 def sse(event: msgspec.Struct) -> bytes:
     """One event as it stands on the wire."""
     return b"data: " + _encoder.encode(event) + b"\n\n"
-
-
-async def until_disconnect(receive: Receive, work: asyncio.Future[T]) -> T:
-    """The result of `work`, unless the client leaves first: then it is cancelled and ClientGone
-    raised. The request's body must have been read."""
-    gone = asyncio.ensure_future(_disconnected(receive))
-    both: set[asyncio.Future[Any]] = {work, gone}
-    try:
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            return work.result()
-        raise ClientGone("the client left")
-    finally:
-        for task in both:
-            task.cancel()
-        await asyncio.gather(*both, return_exceptions=True)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 class EventStream(Response[bytes]):
