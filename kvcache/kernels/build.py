@@ -27,6 +27,7 @@ COMPILE_FLAGS = (
     "-fvisibility=hidden",
     "-fno-gnu-unique",
     "-Wall",
+    "-Wno-psabi",
 )
 _HEADERS = Path(__file__).parent
 _BUILT = "built"

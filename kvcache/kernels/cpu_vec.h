@@ -69,8 +69,8 @@ POLYLOOM_INLINE void store16(bf16* to, f32x16 value) {
   const u32x16 bits = (u32x16)value;
   const u32x16 rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const i32x16 is_nan = value != value;
-  const u16x16 half = __builtin_convertvector(((u32x16)is_nan & 0x7fc0u) |
-                                              (~(u32x16)is_nan & rounded), u16x16);
+  const u16x16 half =
+      __builtin_convertvector(((u32x16)is_nan & 0x7fc0u) | (~(u32x16)is_nan & rounded), u16x16);
 #endif
   std::memcpy(to, &half, sizeof(half));
 }

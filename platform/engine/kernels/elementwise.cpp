@@ -41,13 +41,16 @@ T* data(const at::Tensor& tensor) {
 template <typename F>
 void for_dtype(const at::Tensor& tensor, F run) {
   if (tensor.scalar_type() == at::kFloat) return run(static_cast<float*>(nullptr));
-  TORCH_CHECK(tensor.scalar_type() == at::kBFloat16, "dtype ", tensor.scalar_type(), " is not covered");
+  TORCH_CHECK(tensor.scalar_type() == at::kBFloat16, "dtype ", tensor.scalar_type(),
+              " is not covered");
   run(static_cast<bf16*>(nullptr));
 }
 
 void check_rows(const at::Tensor& tensor, const char* name) {
-  TORCH_CHECK(tensor.dim() == 2 || tensor.dim() == 3, name, " has ", tensor.dim(), " dimensions, not 2 or 3");
-  TORCH_CHECK(tensor.stride(-1) == 1 || tensor.size(-1) <= 1, name, " is not contiguous in its last dimension");
+  TORCH_CHECK(tensor.dim() == 2 || tensor.dim() == 3, name, " has ", tensor.dim(),
+              " dimensions, not 2 or 3");
+  TORCH_CHECK(tensor.stride(-1) == 1 || tensor.size(-1) <= 1, name,
+              " is not contiguous in its last dimension");
 }
 
 template <typename T>
@@ -67,10 +70,12 @@ POLYLOOM_INLINE void norm_row(const T* x, const T* weight, T* out, int64_t width
 
 void check_norm(const at::Tensor& x, const at::Tensor& weight) {
   check_rows(x, "x");
-  TORCH_CHECK(x.size(-1) % kLanes == 0, "last dimension ", x.size(-1), " is not a multiple of ", kLanes);
-  TORCH_CHECK(weight.scalar_type() == x.scalar_type() && weight.dim() == 1 && weight.is_contiguous() &&
-                  weight.size(0) == x.size(-1),
-              "weight ", weight.sizes(), " ", weight.scalar_type(), " does not fit x ", x.sizes(), " ", x.scalar_type());
+  TORCH_CHECK(x.size(-1) % kLanes == 0, "last dimension ", x.size(-1), " is not a multiple of ",
+              kLanes);
+  TORCH_CHECK(weight.scalar_type() == x.scalar_type() && weight.dim() == 1 &&
+                  weight.is_contiguous() && weight.size(0) == x.size(-1),
+              "weight ", weight.sizes(), " ", weight.scalar_type(), " does not fit x ", x.sizes(),
+              " ", x.scalar_type());
 }
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, bool plus_one) {
@@ -83,7 +88,8 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, b
       for (int64_t t = begin; t < end; t++)
         for (int64_t h = 0; h < heads; h++)
           norm_row(data<T>(x) + t * row_stride + h * head_stride, data<T>(weight),
-                   data<T>(out) + (t * heads + h) * width, width, static_cast<float>(eps), plus_one);
+                   data<T>(out) + (t * heads + h) * width, width, static_cast<float>(eps),
+                   plus_one);
     });
   });
   return out;
@@ -93,8 +99,9 @@ at::Tensor add_rms_norm(const at::Tensor& x, at::Tensor residual, const at::Tens
                         double eps, bool plus_one) {
   check_norm(x, weight);
   check_rows(residual, "residual");
-  TORCH_CHECK(x.dim() == 2 && residual.sizes() == x.sizes() && residual.scalar_type() == x.scalar_type(),
-              "residual ", residual.sizes(), " does not fit x ", x.sizes());
+  TORCH_CHECK(
+      x.dim() == 2 && residual.sizes() == x.sizes() && residual.scalar_type() == x.scalar_type(),
+      "residual ", residual.sizes(), " does not fit x ", x.sizes());
   at::Tensor out = at::empty(x.sizes(), x.options());
   const int64_t width = x.size(1), x_stride = x.stride(0), residual_stride = residual.stride(0);
   for_dtype(x, [&]<typename T>(T*) {
@@ -104,8 +111,8 @@ at::Tensor add_rms_norm(const at::Tensor& x, at::Tensor residual, const at::Tens
         T* sum = data<T>(residual) + t * residual_stride;
         for (int64_t i = 0; i < width; i += kLanes)
           store16(sum + i, load16(sum + i) + load16(from + i));
-        norm_row<T>(sum, data<T>(weight), data<T>(out) + t * width, width,
-                    static_cast<float>(eps), plus_one);
+        norm_row<T>(sum, data<T>(weight), data<T>(out) + t * width, width, static_cast<float>(eps),
+                    plus_one);
       }
     });
   });
@@ -127,8 +134,8 @@ POLYLOOM_INLINE f32x16 gelu_tanh(f32x16 x) {
 template <f32x16 (*ACTIVATION)(f32x16)>
 at::Tensor gated(const at::Tensor& gate_up) {
   check_rows(gate_up, "gate_up");
-  TORCH_CHECK(gate_up.dim() == 2 && gate_up.size(1) % (2 * kLanes) == 0,
-              "gate_up ", gate_up.sizes(), " is not [T, 2F] with F a multiple of ", kLanes);
+  TORCH_CHECK(gate_up.dim() == 2 && gate_up.size(1) % (2 * kLanes) == 0, "gate_up ",
+              gate_up.sizes(), " is not [T, 2F] with F a multiple of ", kLanes);
   const int64_t width = gate_up.size(1) / 2, stride = gate_up.stride(0);
   at::Tensor out = at::empty({gate_up.size(0), width}, gate_up.options());
   for_dtype(gate_up, [&]<typename T>(T*) {
@@ -160,12 +167,14 @@ POLYLOOM_INLINE void turn(T* x, const C* cos, const C* sin, int64_t half) {
   }
 }
 
-void check_rope(const at::Tensor& x, const char* name, const at::Tensor& cos, const at::Tensor& sin) {
+void check_rope(const at::Tensor& x, const char* name, const at::Tensor& cos,
+                const at::Tensor& sin) {
   TORCH_CHECK(x.dim() == 3, name, " has ", x.dim(), " dimensions, not 3");
   check_rows(x, name);
-  TORCH_CHECK(cos.dim() == 2 && cos.sizes() == sin.sizes() && cos.scalar_type() == sin.scalar_type() &&
-                  cos.is_contiguous() && sin.is_contiguous() && cos.size(0) == x.size(0) &&
-                  cos.size(1) % 2 == 0 && cos.size(1) <= x.size(2),
+  TORCH_CHECK(cos.dim() == 2 && cos.sizes() == sin.sizes() &&
+                  cos.scalar_type() == sin.scalar_type() && cos.is_contiguous() &&
+                  sin.is_contiguous() && cos.size(0) == x.size(0) && cos.size(1) % 2 == 0 &&
+                  cos.size(1) <= x.size(2),
               "cos ", cos.sizes(), ", sin ", sin.sizes(), " do not fit ", name, " ", x.sizes());
 }
 

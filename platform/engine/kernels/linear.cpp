@@ -1,8 +1,8 @@
 // y = x Wᵀ + bias in bfloat16 with float accumulation, over a weight packed once.
 //
-// W [O, I] lies as panels of 16 outputs, [O / 16][I / 2][16][2] with O rounded up to 16 and I to 32,
-// the rest zeros: a panel is read front to back, 32 inputs of it (1 KB) are an AMX right operand,
-// and 2 inputs of it (64 bytes) one operand of a 16-lane dot product of pairs.
+// W [O, I] lies as panels of 16 outputs, [O / 16][I / 2][16][2] with O rounded up to 16 and I to
+// 32, the rest zeros: a panel is read front to back, 32 inputs of it (1 KB) are an AMX right
+// operand, and 2 inputs of it (64 bytes) one operand of a 16-lane dot product of pairs.
 //
 // Few rows: the weight is read once from memory, which is what such a product costs.
 // Many rows: a pair of panels stays in the nearest cache while all rows pass.
@@ -139,11 +139,16 @@ void vector_rows(const Product& p, int64_t panel) {
   int64_t row = 0;
   for (; row + 6 <= p.rows; row += 6) vector_block<6, PANELS>(p, row, panel);
   switch (p.rows - row) {
-    case 5: return vector_block<5, PANELS>(p, row, panel);
-    case 4: return vector_block<4, PANELS>(p, row, panel);
-    case 3: return vector_block<3, PANELS>(p, row, panel);
-    case 2: return vector_block<2, PANELS>(p, row, panel);
-    case 1: return vector_block<1, PANELS>(p, row, panel);
+    case 5:
+      return vector_block<5, PANELS>(p, row, panel);
+    case 4:
+      return vector_block<4, PANELS>(p, row, panel);
+    case 3:
+      return vector_block<3, PANELS>(p, row, panel);
+    case 2:
+      return vector_block<2, PANELS>(p, row, panel);
+    case 1:
+      return vector_block<1, PANELS>(p, row, panel);
   }
 }
 
@@ -184,9 +189,9 @@ at::Tensor pack(const at::Tensor& weight) {
 at::Tensor linear(const at::Tensor& x, const at::Tensor& packed,
                   const std::optional<at::Tensor>& bias, int64_t outputs, int64_t inputs) {
   check_packed(packed, outputs, inputs);
-  TORCH_CHECK(x.scalar_type() == at::kBFloat16 && x.dim() == 2 && x.size(1) == inputs &&
-                  x.stride(1) == 1,
-              "x must be bfloat16 [T, ", inputs, "], contiguous in its last dimension");
+  TORCH_CHECK(
+      x.scalar_type() == at::kBFloat16 && x.dim() == 2 && x.size(1) == inputs && x.stride(1) == 1,
+      "x must be bfloat16 [T, ", inputs, "], contiguous in its last dimension");
   TORCH_CHECK(inputs % kStep == 0, "in_features ", inputs, " is not a multiple of ", kStep);
   if (bias) {
     TORCH_CHECK(bias->scalar_type() == at::kBFloat16 && bias->dim() == 1 &&
