@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
@@ -45,12 +47,22 @@ class Oracle:
 
         Equal greedy tokens at every position are the same as an equal free-running greedy text.
         """
+        model = self._model(adapter)
+        with torch.inference_mode():
+            return [self._compare_one(model, answer) for answer in answers]
+
+    def next_logits(self, adapter: Path | None, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Logits `[vocab]` of what follows `tokens`."""
+        with torch.inference_mode():
+            logits = self._model(adapter)(input_ids=torch.tensor([list(tokens)])).logits
+        row: NDArray[np.float32] = logits[0, -1].float().numpy()
+        return row
+
+    def _model(self, adapter: Path | None) -> torch.nn.Module:
         model = AutoModelForCausalLM.from_pretrained(self._base, dtype=torch.float32)
         if adapter is not None:
             model = PeftModel.from_pretrained(model, adapter)
-        model.eval()
-        with torch.inference_mode():
-            return [self._compare_one(model, answer) for answer in answers]
+        return model.eval()
 
     @staticmethod
     def _compare_one(model: torch.nn.Module, answer: Answer) -> Comparison:
