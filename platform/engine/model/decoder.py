@@ -185,7 +185,9 @@ class Decoder:
     def _attend(self, layer: _Layer, hidden: torch.Tensor, step: _Step) -> torch.Tensor:
         config = self.config
         qkv = self._linear(ModuleGroup.QKV, layer.index, layer.qkv, hidden, step)
-        q, k, v = torch.split(qkv.view(qkv.shape[0], -1, config.head_dim), self._heads, dim=1)
+        q, k, v = torch.split_with_sizes(
+            qkv.view(qkv.shape[0], -1, config.head_dim), self._heads, dim=1
+        )
         if layer.query_norm is not None and layer.key_norm is not None:
             q = self._rms_norm(q, layer.query_norm)
             k = self._rms_norm(k, layer.key_norm)

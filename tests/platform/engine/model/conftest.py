@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from polyloom.kvcache.batch import AttentionBatch
 from polyloom.kvcache.config import KVCacheConfig
 from polyloom.kvcache.kernels.dispatch import Capabilities
 from polyloom.kvcache.storage import KVStorage
+from polyloom.platform.engine.kernels.cpu import CpuOps
 from polyloom.platform.engine.kernels.ops import ReferenceOps
 from polyloom.platform.engine.model.config import DecoderConfig
 from polyloom.platform.engine.model.decoder import Decoder
@@ -79,27 +81,35 @@ def base_only(tokens: int) -> LoraBatch:
     )
 
 
-def paged_run_of(folder: Path, config: DecoderConfig, sequences: int) -> PagedRun:
-    """Our decoder of a folder, read as `config`, in fp32 on the reference ops."""
+def paged_run_of(
+    folder: Path,
+    config: DecoderConfig,
+    sequences: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    implementation: Literal["reference", "cpu"] = "reference",
+) -> PagedRun:
+    """Our decoder of a folder, read as `config`."""
     capabilities = Capabilities()
-    weights = FusedWeights(folder, config, torch.float32)
+    ops = {"reference": ReferenceOps, "cpu": CpuOps}[implementation](capabilities)
+    weights = FusedWeights(folder, config, dtype)
     cache = KVCacheConfig(
         num_layers=config.num_layers,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         block_size=BLOCK_SIZE,
         num_blocks=sequences * BLOCKS_PER_SEQUENCE,
-        dtype=torch.float32,
+        dtype=dtype,
         device=torch.device("cpu"),
     )
     storage = KVStorage(cache)
-    attention = PagedAttention(cache, storage, config.num_heads, "reference", capabilities)
-    decoder = Decoder(config, weights, ReferenceOps(capabilities), torch.float32)
+    attention = PagedAttention(cache, storage, config.num_heads, implementation, capabilities)
+    decoder = Decoder(config, weights, ops, dtype)
     return PagedRun(decoder, attention, sequences, [0] * sequences)
 
 
 @pytest.fixture(scope="session")
-def paged_run() -> Callable[[Path, DecoderConfig, int], PagedRun]:
+def paged_run() -> Callable[..., PagedRun]:
     """`paged_run_of`, for test modules."""
     return paged_run_of
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from polyloom.adapters.base_layout import ModuleGroup
 from polyloom.adapters.segments import LoraBatch
@@ -84,3 +85,42 @@ def test_what_adapters_add_reaches_the_logits(
             results.append(run.decoder.forward(token_ids, batch, nothing, run.attention, hook))
             assert hook.calls == []
     assert (results[0] - results[1]).abs().max() > 1e-3
+
+
+PROMPTS = [[3, 77, 200, 9], list(range(20, 53)), [500]]
+
+
+@torch.no_grad()
+def transformers_logits(folder: Path, dtype: torch.dtype) -> list[torch.Tensor]:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    return [model(torch.tensor([prompt])).logits[0].float() for prompt in PROMPTS]
+
+
+def largest_difference(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
+    return max((a - b).abs().max().item() for a, b in zip(ours, theirs, strict=True))
+
+
+def test_cpu_ops_in_fp32(tiny_llama_folder: Path, paged_run: Callable[..., object]) -> None:
+    config = read_config(tiny_llama_folder)
+    run = paged_run(tiny_llama_folder, config, len(PROMPTS), implementation="cpu")
+    exact = transformers_logits(tiny_llama_folder, torch.float32)
+    assert largest_difference(run.step(PROMPTS), exact) < 3e-5
+
+
+@pytest.mark.parametrize("implementation", ["reference", "cpu"])
+def test_bf16_is_as_near_to_fp32_as_transformers_bf16(
+    implementation: str, tiny_llama_folder: Path, paged_run: Callable[..., object]
+) -> None:
+    config = read_config(tiny_llama_folder)
+    run = paged_run(
+        tiny_llama_folder,
+        config,
+        len(PROMPTS),
+        dtype=torch.bfloat16,
+        implementation=implementation,
+    )
+    ours = run.step(PROMPTS)
+    assert all(logits.dtype is torch.float32 for logits in ours)
+    exact = transformers_logits(tiny_llama_folder, torch.float32)
+    rounded = transformers_logits(tiny_llama_folder, torch.bfloat16)
+    assert 0 < largest_difference(ours, exact) < 1.5 * largest_difference(rounded, exact)
