@@ -189,7 +189,7 @@ def _zip_members(archive: zipfile.ZipFile) -> Iterator[Member]:
         yield Member(
             # zipfile rewrites what it finds odd in a name; what the archive says is what counts.
             name=info.orig_filename,
-            is_folder=info.is_dir(),
+            is_folder=info.orig_filename.endswith("/"),
             special=_zip_special(info),
             open=lambda info=info: archive.open(info),  # type: ignore[misc]
         )

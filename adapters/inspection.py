@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from polyloom.adapters.artifact import CONFIG_FILE, INDEX_FILE
+from polyloom.adapters.artifact import CONFIG_FILE, INDEX_FILE, is_kept
 from polyloom.adapters.base_layout import BaseLayout
 from polyloom.adapters.checkpoint import Checkpoint, Part, TensorEntry, read_checkpoint
 from polyloom.adapters.errors import InvalidAdapterError
@@ -122,10 +122,6 @@ def _refuse_left_over(entries: Iterable[TensorEntry]) -> None:
 
 
 def _other_files(folder: Path) -> tuple[Path, ...]:
-    return tuple(
-        sorted(
-            p
-            for p in folder.iterdir()
-            if p.name not in (CONFIG_FILE, INDEX_FILE) and p.suffix != ".safetensors"
-        )
-    )
+    weights = (CONFIG_FILE, INDEX_FILE)
+    kept = (p for p in folder.iterdir() if is_kept(p.name) and p.suffix != ".safetensors")
+    return tuple(sorted(p for p in kept if p.name not in weights))

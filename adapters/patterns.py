@@ -15,43 +15,59 @@ from polyloom.adapters.errors import InvalidAdapterError
 
 _PLAIN = re.compile(r"[\w.-]*", re.ASCII)
 _MAX_LENGTH = 4_096
+_MAX_PATTERNS = 2_000
+_WHOLE_NAME = "%s"
+_LAST_COMPONENTS = r"(.*\.)?(%s)$"
+_FORMS = {
+    "target_modules": _WHOLE_NAME,
+    "exclude_modules": _WHOLE_NAME,
+    "rank_pattern": _LAST_COMPONENTS,
+    "alpha_pattern": _LAST_COMPONENTS,
+    "layers_pattern": r"(?:^|.*?\.)%s\.(?P<idx>\d+)\.",
+}
+"""How PEFT embeds a field's patterns (`check_target_module_exists`, `get_pattern_key`)."""
+
 _PROBE = """
 import json, re, sys
-pattern, names = json.load(sys.stdin)
-forms = pattern, rf"(.*\\.)?({pattern})$", rf"(?:^|.*?\\.){pattern}\\.(?P<idx>\\d+)\\."
-try:
-    for form in forms:
-        compiled = re.compile(form)
+form, patterns, names = json.load(sys.stdin)
+for pattern in patterns:
+    try:
+        compiled = re.compile(form % pattern)
         for name in names:
             compiled.fullmatch(name)
             compiled.match(name)
-except (re.error, RecursionError, OverflowError) as error:
-    print(error)
+    except (re.error, RecursionError, OverflowError) as error:
+        sys.exit(f"{pattern!r}: {error}")
 """
 
 
-def check_pattern(field: str, pattern: str, names: Sequence[str], seconds: float = 5.0) -> None:
-    """Refuse a pattern that does not compile, or that does not end on `names` within `seconds`.
+def check_patterns(
+    field: str, patterns: Sequence[str], names: Sequence[str], seconds: float = 5.0
+) -> None:
+    """Refuse patterns that do not compile, or that do not end on `names` within `seconds`.
 
     Raises InvalidAdapterError naming `field`.
     """
-    if len(pattern) > _MAX_LENGTH:
+    if len(patterns) > _MAX_PATTERNS:
+        raise InvalidAdapterError(field, f"has over {_MAX_PATTERNS} patterns")
+    if any(len(pattern) > _MAX_LENGTH for pattern in patterns):
         raise InvalidAdapterError(field, f"has a pattern of over {_MAX_LENGTH} characters")
-    if _PLAIN.fullmatch(pattern):
+    risky = [pattern for pattern in patterns if not _PLAIN.fullmatch(pattern)]
+    if not risky:
         return
     try:
         probe = subprocess.run(
             [sys.executable, "-I", "-S", "-c", _PROBE],
-            input=json.dumps([pattern, list(names)]),
+            input=json.dumps([_FORMS[field], risky, list(names)]),
             capture_output=True,
             text=True,
             timeout=seconds,
-            check=True,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         message = "has a pattern that takes too long to match"
         raise InvalidAdapterError(field, message) from None
-    except subprocess.CalledProcessError as error:
-        raise InvalidAdapterError(field, "has a pattern that cannot be matched") from error
-    if probe.stdout:
-        raise InvalidAdapterError(field, f"is not a pattern: {probe.stdout.strip()}")
+    if probe.returncode != 0:
+        said = probe.stderr.strip().splitlines()
+        message = said[-1] if said else "it cannot be matched"
+        raise InvalidAdapterError(field, f"is no pattern: {message}")

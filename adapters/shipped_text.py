@@ -58,12 +58,13 @@ def _check_tokenizer(path: Path, vocab_size: int) -> None:
 def _check_token_ids(path: Path, vocab_size: int) -> None:
     """Added tokens are also named in the JSON files beside the tokenizer."""
     content = _read_object(path)
-    added = content.get("added_tokens_decoder")
-    if isinstance(added, dict):
-        content = {str(token): _as_id(path, index) for index, token in added.items()}
-    elif path.name != "added_tokens.json":
+    decoder = content.get("added_tokens_decoder")
+    if path.name == "added_tokens.json":
+        ids = {token: _as_id(path, index) for token, index in content.items()}
+    elif isinstance(decoder, dict):
+        ids = {f"{index}: {token}": _as_id(path, index) for index, token in decoder.items()}
+    else:
         return
-    ids = {token: _as_id(path, index) for token, index in content.items()}
     _refuse_added(path.name, ids, vocab_size)
 
 

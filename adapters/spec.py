@@ -22,7 +22,7 @@ from polyloom.adapters.base_layout import BaseLayout, CheckpointModule, ModuleGr
 from polyloom.adapters.config_fields import check_fields
 from polyloom.adapters.errors import InvalidAdapterError
 from polyloom.adapters.naming import Naming
-from polyloom.adapters.patterns import check_pattern
+from polyloom.adapters.patterns import check_patterns
 
 _ALL_LINEAR = "all-linear"
 _EMBEDDING = "embed_tokens"
@@ -118,19 +118,15 @@ class LoraSpec:
 
     def _check_patterns(self, names: Sequence[str]) -> None:
         fields = self.fields
-        for field, value in (
+        for field, patterns in (
             ("target_modules", fields.target_modules),
             ("exclude_modules", fields.exclude_modules),
         ):
-            if isinstance(value, str):
-                check_pattern(field, value, names)
-        for field, patterns in (
-            ("rank_pattern", [key for key, _ in fields.rank_pattern]),
-            ("alpha_pattern", [key for key, _ in fields.alpha_pattern]),
-            ("layers_pattern", fields.layers_pattern or ()),
-        ):
-            for pattern in patterns:
-                check_pattern(field, pattern, names)
+            if isinstance(patterns, str):
+                check_patterns(field, [patterns], names)
+        check_patterns("rank_pattern", [key for key, _ in fields.rank_pattern], names)
+        check_patterns("alpha_pattern", [key for key, _ in fields.alpha_pattern], names)
+        check_patterns("layers_pattern", fields.layers_pattern or (), names)
 
 
 def layout_modules(layout: BaseLayout) -> Iterator[tuple[str, CheckpointModule, int]]:
