@@ -26,7 +26,8 @@ from polyloom.kvcache.manager import KVCacheManager
 from polyloom.kvcache.storage import KVStorage
 from polyloom.platform.engine.admission import Admission
 from polyloom.platform.engine.errors import EngineStartError
-from polyloom.platform.engine.kernels.ops import ReferenceOps
+from polyloom.platform.engine.kernels.cpu import CpuOps
+from polyloom.platform.engine.kernels.ops import EngineOps, ReferenceOps
 from polyloom.platform.engine.model.config import DecoderConfig
 from polyloom.platform.engine.model.decoder import Decoder
 from polyloom.platform.engine.model.families import read_config
@@ -67,7 +68,7 @@ def build_engine(settings: EngineSettings) -> Engine:
     config, capabilities = read_config(Path(settings.model_folder)), Capabilities()
     weights = FusedWeights(Path(settings.model_folder), config, dtype)
     layout = base_layout(config, name=settings.base_name, digest=settings.base_digest)
-    decoder = Decoder(config, weights, ReferenceOps(capabilities), dtype)
+    decoder = Decoder(config, weights, _engine_ops(settings, capabilities), dtype)
     cache = _cache_config(settings, config, dtype, device)
     attention = PagedAttention(
         cache, KVStorage(cache), config.num_heads, _implementation(settings), capabilities
@@ -93,6 +94,12 @@ def build_engine(settings: EngineSettings) -> Engine:
 
 def _implementation(settings: EngineSettings) -> Literal["reference", "cpu"]:
     return "reference" if settings.implementation == "reference" else "cpu"
+
+
+def _engine_ops(settings: EngineSettings, capabilities: Capabilities) -> EngineOps:
+    if settings.implementation == "reference":
+        return ReferenceOps(capabilities)
+    return CpuOps(capabilities)
 
 
 def _lora_op(settings: EngineSettings, dtype: torch.dtype, device: torch.device) -> LoraChoice:
