@@ -165,7 +165,14 @@ class Engine:
             sequences=self._batcher.sequence_ids,
             adapters=tuple(
                 msgspec.convert(
-                    (a.digest, a.state, a.pinned_by, a.pages, a.num_bytes, a.requests),
+                    {
+                        "digest": a.digest,
+                        "state": a.state,
+                        "pinned_by": a.pinned_by,
+                        "pages": a.pages,
+                        "bytes": a.num_bytes,
+                        "requests": a.requests,
+                    },
                     AdapterResidency,
                 )
                 for a in self._residency.snapshot()
