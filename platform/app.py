@@ -15,7 +15,7 @@ from polyloom.platform.api.admin import ADMIN_ROUTES
 from polyloom.platform.api.chat import create_chat_completion
 from polyloom.platform.api.completions import create_completion
 from polyloom.platform.api.models import get_model, list_models
-from polyloom.platform.api.openapi import openapi_config
+from polyloom.platform.api.openapi import describe_bodies, openapi_config
 from polyloom.platform.api.operations import OPERATION_ROUTES
 from polyloom.platform.api.paths import EncodedPaths
 from polyloom.platform.api.problems import answer_problem
@@ -47,6 +47,7 @@ PROVIDED = (
     "registry",
     "retirement",
     "snapshots",
+    "supervisor",
     "tenants",
     "usage",
 )
@@ -81,6 +82,7 @@ def build_app(assembly: Assembly, *lifespan: Lifespan) -> Litestar:
         logging_config=None,
         debug=False,
     )
+    describe_bodies(app.openapi_schema)
     app.asgi_handler = EncodedPaths(app.asgi_handler)
     return app
 

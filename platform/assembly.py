@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import tempfile
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -70,6 +71,7 @@ class Assembly:
 
     base: BaseModel
     database: Database
+    supervisor: EngineSupervisor
     engine: EngineClient
     metrics: Metrics
     keys: KeyService
@@ -132,10 +134,11 @@ class Assembly:
         stack.callback(self.metrics.close)
 
     async def _start_engine(self, stack: AsyncExitStack) -> None:
-        supervisor = EngineSupervisor(_engine_settings(self.settings, self.base))
-        await supervisor.start()
-        stack.push_async_callback(supervisor.stop)
-        self.engine = supervisor.client
+        sockets = stack.enter_context(tempfile.TemporaryDirectory(prefix="polyloom-"))
+        settings = _engine_settings(self.settings, self.base, Path(sockets) / "engine")
+        self.supervisor = EngineSupervisor(settings)
+        self.engine = await self.supervisor.start()
+        stack.push_async_callback(self.supervisor.close)
 
     async def _start_registry(self, stack: AsyncExitStack, base_format: ChatTemplate) -> None:
         """Adapters, their checks and their routes."""
@@ -246,13 +249,13 @@ def _threads() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _engine_settings(settings: Settings, base: BaseModel) -> EngineSettings:
+def _engine_settings(settings: Settings, base: BaseModel, socket: Path) -> EngineSettings:
     """The engine's settings on a CPU, where no other default was chosen."""
     return EngineSettings(
         model_folder=str(base.folder),
         base_name=base.name,
         base_digest=base.digest,
-        address="",
+        address=f"ipc://{socket}",
         kv_memory=settings.kv_memory or KV_MEMORY,
         adapter_memory=settings.adapter_memory or ADAPTER_MEMORY,
         threads=_threads(),

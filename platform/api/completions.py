@@ -81,10 +81,9 @@ async def plan_call(body: CompletionRequest, target: Target, inference: Inferenc
     """Encode the prompts and check the parameters against the model."""
     texts_or_ids = prompts_of(body)
     prompts: list[Prompt] = []
-    seed = plan_seed(body)
     for prompt in texts_or_ids:
         ids = await _encode(prompt, target)
-        prompts.append(Prompt(ids, _sampling(body, target, ids, seed)))
+        prompts.append(Prompt(ids, _sampling(body, target, ids)))
     echo: tuple[str, ...] = ()
     if body.echo:
         tokenizer = target.format.tokenizer
@@ -130,16 +129,14 @@ async def _encode(prompt: str | list[int], target: Target) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _sampling(
-    body: CompletionRequest, target: Target, ids: tuple[int, ...], seed: int
-) -> SamplingParams:
+def _sampling(body: CompletionRequest, target: Target, ids: tuple[int, ...]) -> SamplingParams:
     asked = 1 if body.echo and body.max_tokens == 0 else body.max_tokens
     top = None if body.logprobs is None else check_top_logprobs("logprobs", body.logprobs)
     return plan_sampling(
         body,
         target.format.tokenizer,
         target.served,
-        seed=seed,
+        seed=plan_seed(body),
         max_tokens=plan_max_tokens(asked, DEFAULT_MAX_TOKENS, len(ids), target.served, "prompt"),
         logprobs=LogprobsPlan(output=top, prompt=top if body.echo else None),
     )

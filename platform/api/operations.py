@@ -1,20 +1,22 @@
 """What machines ask: is it alive, does it generate, its metrics, its document."""
 
-from typing import Literal
+import math
 
 import msgspec
 from litestar import Response, delete, get
 
 from polyloom.platform.api.guards import AuthorizedRequest, requires, tenant_of
 from polyloom.platform.engine.client import EngineClient
+from polyloom.platform.engine.supervisor import EngineState, EngineSupervisor
 from polyloom.platform.generation.inference import Inference
 from polyloom.platform.telemetry.metrics import Metrics
 
 
 class Health(msgspec.Struct, frozen=True):
-    """heartbeat_age: seconds since the engine's step loop was last heard; null before the first."""
+    """status: `ok`, `draining`, or what the engine's process is doing instead of serving.
+    heartbeat_age: seconds since its step loop was last heard; null if it is not connected."""
 
-    status: Literal["ok", "starting", "engine_unavailable", "draining"]
+    status: str
     heartbeat_age: float | None
 
 
@@ -25,21 +27,18 @@ async def live() -> Response[str]:
 
 
 @get("/health")
-async def health(engine: EngineClient) -> Response[Health]:
+async def health(engine: EngineClient, supervisor: EngineSupervisor) -> Response[Health]:
     """200 when generation works: the engine answers only after a probe generation of its own, and
     its step loop sends the heartbeats. 503 otherwise."""
-    status = engine.last_status
-    state: Literal["ok", "starting", "engine_unavailable", "draining"] = "ok"
-    if engine.welcome is None:
-        state = "starting"
-    elif not engine.healthy:
-        state = "engine_unavailable"
-    elif status is not None and status.draining:
-        state = "draining"
-    age = engine.status_age if engine.status_age != float("inf") else None
-    return Response(
-        Health(state, age), status_code=200 if state == "ok" else 503, media_type="application/json"
-    )
+    last = engine.last_status
+    if not engine.healthy:
+        hung = supervisor.state is EngineState.READY
+        status = "no_heartbeat" if hung else supervisor.state.value
+    else:
+        status = "draining" if last is not None and last.draining else "ok"
+    age = engine.status_age if math.isfinite(engine.status_age) else None
+    code = 200 if status == "ok" else 503
+    return Response(Health(status, age), status_code=code, media_type="application/json")
 
 
 @get("/metrics", include_in_schema=False)
