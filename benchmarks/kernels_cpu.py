@@ -119,7 +119,7 @@ def attention(sequences: int, context: int, tokens: int) -> Timing:
         positions=positions.repeat(sequences),
     )
     qkv = torch.randn(sequences * tokens, HEADS + 2 * KV_HEADS, HEAD_DIM).to(DTYPE)
-    q, k, v = qkv.split([HEADS, KV_HEADS, KV_HEADS], dim=1)
+    q, k, v = qkv.tensor_split((HEADS, HEADS + KV_HEADS), dim=1)
 
     def layers() -> None:
         for layer in range(LAYERS):
