@@ -5,6 +5,7 @@ commits at the end of its block or not at all. On SQLite it takes the write lock
 transaction that reads first and writes later could otherwise not be serialised and would fail.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Protocol
 
 from sqlalchemy import URL, event, make_url, text
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import (
     AsyncEngine,
@@ -135,11 +136,23 @@ async def _connect(session: AsyncSession) -> None:
 
 @contextmanager
 def _translated_errors() -> Generator[None]:
-    """The one place where a driver's loss of the database becomes DatabaseUnavailable."""
+    """The one place where a driver's loss of the database becomes DatabaseUnavailable.
+
+    A cancelled statement breaks its connection, and the driver then complains of that: such an
+    error must stay a cancellation, or the task that was to end would go on.
+    """
     try:
         yield
-    except DBAPIError as error:
-        lost = error.connection_invalidated or isinstance(error, OperationalError | InterfaceError)
-        if not lost:
-            raise
-        raise DatabaseUnavailable("the database does not answer") from error
+    except SQLAlchemyError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError from error
+        if _lost(error):
+            raise DatabaseUnavailable("the database does not answer") from error
+        raise
+
+
+def _lost(error: SQLAlchemyError) -> bool:
+    if isinstance(error, DBAPIError):
+        return error.connection_invalidated or isinstance(error, OperationalError | InterfaceError)
+    return False

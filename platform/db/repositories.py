@@ -2,9 +2,12 @@
 
 from collections.abc import Collection
 from datetime import datetime
+from typing import TypeVar
 
+from advanced_alchemy.base import IdentityBase
 from advanced_alchemy.repository import SQLAlchemyAsyncRepository
 from sqlalchemy import func, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import joinedload, selectinload
 
 from polyloom.platform.db.models import (
@@ -22,8 +25,18 @@ from polyloom.platform.db.models import (
     UsageRow,
 )
 
+Row = TypeVar("Row", bound=IdentityBase)
 
-class TenantRepository(SQLAlchemyAsyncRepository[TenantRow]):
+
+class Repository(SQLAlchemyAsyncRepository[Row]):
+    """What the repositories share: errors come as SQLAlchemy's own, which `Database` translates,
+    and what is added keeps the relations that it was added with."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        super().__init__(session=session, wrap_exceptions=False, auto_refresh=False)
+
+
+class TenantRepository(Repository[TenantRow]):
     """Tenants."""
 
     model_type = TenantRow
@@ -39,7 +52,7 @@ class TenantRepository(SQLAlchemyAsyncRepository[TenantRow]):
         return (await self.session.scalars(statement)).one()
 
 
-class ApiKeyRepository(SQLAlchemyAsyncRepository[ApiKeyRow]):
+class ApiKeyRepository(Repository[ApiKeyRow]):
     """API keys."""
 
     model_type = ApiKeyRow
@@ -62,13 +75,13 @@ class ApiKeyRepository(SQLAlchemyAsyncRepository[ApiKeyRow]):
         )
 
 
-class BaseRepository(SQLAlchemyAsyncRepository[BaseRow]):
+class BaseRepository(Repository[BaseRow]):
     """Bases."""
 
     model_type = BaseRow
 
 
-class BlobRepository(SQLAlchemyAsyncRepository[BlobRow]):
+class BlobRepository(Repository[BlobRow]):
     """Blobs."""
 
     model_type = BlobRow
@@ -90,7 +103,7 @@ class BlobRepository(SQLAlchemyAsyncRepository[BlobRow]):
         return list(await self.session.scalars(select(BlobRow).where(~needed.exists())))
 
 
-class AdapterRepository(SQLAlchemyAsyncRepository[AdapterRow]):
+class AdapterRepository(Repository[AdapterRow]):
     """Adapters."""
 
     model_type = AdapterRow
@@ -157,7 +170,7 @@ class AdapterRepository(SQLAlchemyAsyncRepository[AdapterRow]):
         )
 
 
-class RevisionRepository(SQLAlchemyAsyncRepository[RevisionRow]):
+class RevisionRepository(Repository[RevisionRow]):
     """Revisions. Their states change only under the lock of their adapter."""
 
     model_type = RevisionRow
@@ -224,7 +237,7 @@ class RevisionRepository(SQLAlchemyAsyncRepository[RevisionRow]):
                 .where(
                     RevisionRow.state == "checking",
                     RevisionRow.base.has(BaseRow.digest.in_(bases)),
-                    or_(RevisionRow.claimed_until.is_(None), RevisionRow.claimed_until < now),
+                    or_(RevisionRow.claimed_until.is_(None), RevisionRow.claimed_until <= now),
                 )
                 .order_by(RevisionRow.id)
                 .limit(limit)
@@ -234,7 +247,7 @@ class RevisionRepository(SQLAlchemyAsyncRepository[RevisionRow]):
         )
 
 
-class AliasRepository(SQLAlchemyAsyncRepository[AliasRow]):
+class AliasRepository(Repository[AliasRow]):
     """Aliases."""
 
     model_type = AliasRow
@@ -249,19 +262,19 @@ class AliasRepository(SQLAlchemyAsyncRepository[AliasRow]):
         )
 
 
-class UsageRepository(SQLAlchemyAsyncRepository[UsageRow]):
+class UsageRepository(Repository[UsageRow]):
     """Usage rows."""
 
     model_type = UsageRow
 
 
-class AuditRepository(SQLAlchemyAsyncRepository[AuditRow]):
+class AuditRepository(Repository[AuditRow]):
     """The audit trail."""
 
     model_type = AuditRow
 
 
-class RouteVersionRepository(SQLAlchemyAsyncRepository[RouteVersionRow]):
+class RouteVersionRepository(Repository[RouteVersionRow]):
     """The one version of all routing state."""
 
     model_type = RouteVersionRow

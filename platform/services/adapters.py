@@ -89,13 +89,13 @@ class AdapterRegistry:
     async def list(self, tenant_id: int) -> tuple[AdapterView, ...]:
         """The tenant's adapters by name."""
         async with self._database.read() as session:
-            rows = await AdapterRepository(session=session).of_tenant(tenant_id)
+            rows = await AdapterRepository(session).of_tenant(tenant_id)
             return tuple(adapter_view(row) for row in rows)
 
     async def get(self, tenant_id: int, adapter: str) -> AdapterView:
         """Raises NotFound."""
         async with self._database.read() as session:
-            row = await AdapterRepository(session=session).named(tenant_id, adapter)
+            row = await AdapterRepository(session).named(tenant_id, adapter)
             if row is None:
                 raise NotFound(f"no adapter {adapter!r}")
             return adapter_view(row)
@@ -103,16 +103,16 @@ class AdapterRegistry:
     async def revision(self, tenant_id: int, adapter: str, number: int) -> RevisionView:
         """Raises NotFound."""
         async with self._database.read() as session:
-            row = await AdapterRepository(session=session).named(tenant_id, adapter)
+            row = await AdapterRepository(session).named(tenant_id, adapter)
             found = None
             if row is not None:
-                found = await RevisionRepository(session=session).numbered(row.id, number)
+                found = await RevisionRepository(session).numbered(row.id, number)
             return _view(_existing(found, adapter, number))
 
     async def revision_by_id(self, revision_id: int) -> RevisionView:
         """Raises NotFound."""
         async with self._database.read() as session:
-            row = await RevisionRepository(session=session).viewed(id=revision_id)
+            row = await RevisionRepository(session).viewed(id=revision_id)
             if row is None:
                 raise NotFound(f"no revision with id {revision_id}")
             return _view(row)
@@ -127,10 +127,10 @@ class AdapterRegistry:
         `is_live` says no.
         """
         async with self._database.write() as session:
-            owner = await AdapterRepository(session=session).lock(tenant_id, adapter)
+            owner = await AdapterRepository(session).lock(tenant_id, adapter)
             found = None
             if owner is not None:
-                found = await RevisionRepository(session=session).numbered(owner.id, number)
+                found = await RevisionRepository(session).numbered(owner.id, number)
             row = _existing(found, adapter, number)
             if row.state != "retired":
                 before = row.state
@@ -143,14 +143,14 @@ class AdapterRegistry:
     async def is_live(self, digest: str) -> bool:
         """Whether any tenant's revision of this content is checking or ready."""
         async with self._database.read() as session:
-            return bool(await RevisionRepository(session=session).live(digest))
+            return bool(await RevisionRepository(session).live(digest))
 
     async def quarantine(self, digest: str, reason: str) -> tuple[RevisionView, ...]:
         """Take every live revision of this content out of service: its stored bytes are not what
         they were. The folder goes at once, so that a new upload brings good bytes."""
         async with self._database.write() as session:
-            await AdapterRepository(session=session).lock_holders(digest)
-            rows = await RevisionRepository(session=session).live(digest)
+            await AdapterRepository(session).lock_holders(digest)
+            rows = await RevisionRepository(session).live(digest)
             for row in rows:
                 before = row.state
                 move_to(row, "quarantined", utc(self._clock))
@@ -171,7 +171,7 @@ class AdapterRegistry:
         process left by dying. A claim lasts `CLAIM_SECONDS` unless renewed."""
         now = utc(self._clock)
         async with self._database.write() as session:
-            rows = await RevisionRepository(session=session).unclaimed(now, base_digests, limit)
+            rows = await RevisionRepository(session).unclaimed(now, base_digests, limit)
             for row in rows:
                 row.claimed_until = now + timedelta(seconds=CLAIM_SECONDS)
             return tuple(
@@ -183,7 +183,7 @@ class AdapterRegistry:
         """Hold a claimed revision for `seconds` more; 0 gives it back."""
         until = utc(self._clock) + timedelta(seconds=seconds)
         async with self._database.write() as session:
-            row = await RevisionRepository(session=session).viewed(id=revision_id)
+            row = await RevisionRepository(session).viewed(id=revision_id)
             if row is not None and row.state == "checking":
                 row.claimed_until = until
 
@@ -192,8 +192,8 @@ class AdapterRegistry:
         Conflict if the revision is not `checking` any more."""
         now = utc(self._clock)
         async with self._database.write() as session:
-            owner = await AdapterRepository(session=session).lock_of(revision_id)
-            row = await RevisionRepository(session=session).viewed(id=revision_id)
+            owner = await AdapterRepository(session).lock_of(revision_id)
+            row = await RevisionRepository(session).viewed(id=revision_id)
             if owner is None or row is None:
                 raise NotFound(f"no revision with id {revision_id}")
             before = row.state
@@ -211,7 +211,7 @@ class AdapterRegistry:
     ) -> None:
         """Checks may end in another order than their uploads came: an alias that points at a newer
         revision by now stays there."""
-        present = await AliasRepository(session=session).named(owner.id, alias)
+        present = await AliasRepository(session).named(owner.id, alias)
         if present is not None and present.changes[0].revision.number > row.number:
             return
         await record_move(
@@ -225,7 +225,7 @@ class AdapterRegistry:
         )
 
     async def _drop_blob(self, session: AsyncSession, digest: str) -> None:
-        blob = await BlobRepository(session=session).by_digest(digest)
+        blob = await BlobRepository(session).by_digest(digest)
         if blob is not None:
             await session.delete(blob)
             await session.flush()
@@ -243,7 +243,7 @@ async def _record_state(session: AsyncSession, row: RevisionRow, before: str, au
         before=before,
         after=row.state,
     )
-    row.adapter.route_version = await RouteVersionRepository(session=session).advance()
+    row.adapter.route_version = await RouteVersionRepository(session).advance()
 
 
 def _existing(row: RevisionRow | None, adapter: str, number: int) -> RevisionRow:

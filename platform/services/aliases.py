@@ -52,7 +52,7 @@ async def record_move(
             f"revision {revision.number} is {revision.state}: an alias points at a ready one",
             param="revision",
         )
-    row = await AliasRepository(session=session).named(adapter.id, alias)
+    row = await AliasRepository(session).named(adapter.id, alias)
     present = None if row is None else row.changes[0]
     if row is not None and present is not None:
         if present.revision_id == revision.id and restores is None:
@@ -60,7 +60,7 @@ async def record_move(
         row.version = present.version + 1
     else:
         row = AliasRow(adapter_id=adapter.id, name=alias, version=1)
-        await AliasRepository(session=session).add(row, auto_refresh=False)
+        await AliasRepository(session).add(row)
     change = AliasChangeRow(
         alias_id=row.id,
         version=row.version,
@@ -80,7 +80,7 @@ async def record_move(
         before=None if present is None else present.revision.number,
         after=revision.number,
     )
-    adapter.route_version = await RouteVersionRepository(session=session).advance()
+    adapter.route_version = await RouteVersionRepository(session).advance()
     return alias_view(row, adapter.name, change)
 
 
@@ -114,7 +114,7 @@ class AliasService:
         check_alias(alias)
         async with self._database.write() as session:
             owner = await _locked(session, tenant_id, adapter)
-            revision = await RevisionRepository(session=session).numbered(owner.id, number)
+            revision = await RevisionRepository(session).numbered(owner.id, number)
             if revision is None:
                 raise NotFound(f"the adapter {adapter!r} has no revision {number}")
             view = await record_move(
@@ -195,21 +195,21 @@ def _older(changes: list[AliasChangeRow]) -> AliasChangeRow | None:
 
 
 async def _locked(session: AsyncSession, tenant_id: int, adapter: str) -> AdapterRow:
-    row = await AdapterRepository(session=session).lock(tenant_id, adapter)
+    row = await AdapterRepository(session).lock(tenant_id, adapter)
     if row is None:
         raise NotFound(f"no adapter {adapter!r}")
     return row
 
 
 async def _found(session: AsyncSession, tenant_id: int, adapter: str) -> AdapterRow:
-    row = await AdapterRepository(session=session).named(tenant_id, adapter)
+    row = await AdapterRepository(session).named(tenant_id, adapter)
     if row is None:
         raise NotFound(f"no adapter {adapter!r}")
     return row
 
 
 async def _alias(session: AsyncSession, adapter: AdapterRow, alias: str) -> AliasRow:
-    row = await AliasRepository(session=session).named(adapter.id, alias)
+    row = await AliasRepository(session).named(adapter.id, alias)
     if row is None:
         raise NotFound(f"the adapter {adapter.name!r} has no alias {alias!r}")
     return row

@@ -33,14 +33,14 @@ class BaseService:
             raise InvalidRequest(f"{name!r} cannot name a base", param="base")
         async with self._database.write() as session:
             # The version's lock is what two servers that start at once wait on.
-            await RouteVersionRepository(session=session).advance()
+            await RouteVersionRepository(session).advance()
             row = await session.scalar(select(BaseRow).where(BaseRow.digest == digest))
             before = None if row is None else base_view(row)
             if row is None:
                 row = BaseRow(digest=digest)
             row.name, row.folder = name, folder
             row.template_digest, row.config = template_digest, config
-            await BaseRepository(session=session).add(row, auto_refresh=False)
+            await BaseRepository(session).add(row)
             view = base_view(row)
             if view != before:
                 note(

@@ -56,11 +56,11 @@ class BlobKeeper:
         None). Returns how many."""
         before = utc(self._clock) - timedelta(seconds=self._grace if grace is None else grace)
         async with self._database.read() as session:
-            if not await BlobRepository(session=session).releasable(before):
+            if not await BlobRepository(session).releasable(before):
                 return 0
         async with self._database.write() as session:
-            await RouteVersionRepository(session=session).advance()
-            rows = await BlobRepository(session=session).releasable(before)
+            await RouteVersionRepository(session).advance()
+            rows = await BlobRepository(session).releasable(before)
             for row in rows:
                 await session.delete(row)
             await session.flush()
@@ -72,13 +72,13 @@ class BlobKeeper:
     async def sweep(self, min_age: float) -> int:
         """Delete folders that a crash left, untouched for `min_age` seconds. Returns how many."""
         async with self._database.read() as session:
-            known = await BlobRepository(session=session).known()
+            known = await BlobRepository(session).known()
         return await self._blobs.sweep(known, min_age)
 
     async def quarantine_missing(self) -> None:
         """Take revisions whose folder is gone out of service, before a request finds out."""
         async with self._database.read() as session:
-            digests = {row.digest for row in await RevisionRepository(session=session).live()}
+            digests = {row.digest for row in await RevisionRepository(session).live()}
         for digest in sorted(digests):
             if not self._blobs.holds(digest):
                 log.error("the stored files of %s are missing", digest)

@@ -75,7 +75,7 @@ class KeyService:
             raise InvalidRequest("the expiry is in the past", param="expires_at")
         key = "pl_" + secrets.token_urlsafe(32)
         async with self._database.write() as session:
-            owner = await TenantRepository(session=session).by_slug(tenant)
+            owner = await TenantRepository(session).by_slug(tenant)
             if owner is None:
                 raise NotFound(f"no tenant {tenant!r}")
             row = ApiKeyRow(
@@ -85,7 +85,7 @@ class KeyService:
                 scopes=sorted(set(scopes)),
                 expires_at=expires_at,
             )
-            await ApiKeyRepository(session=session).add(row, auto_refresh=False)
+            await ApiKeyRepository(session).add(row)
             view = key_view(row)
             note(
                 session,
@@ -100,7 +100,7 @@ class KeyService:
     async def list(self, tenant: str) -> tuple[KeyView, ...]:
         """All keys of `tenant` (a slug), oldest first, revoked ones included. Raises NotFound."""
         async with self._database.read() as session:
-            owner = await TenantRepository(session=session).by_slug(tenant)
+            owner = await TenantRepository(session).by_slug(tenant)
             if owner is None:
                 raise NotFound(f"no tenant {tenant!r}")
             rows = await session.scalars(
@@ -112,7 +112,7 @@ class KeyService:
         """In force within a second in every process. Revoking twice is one revocation. Raises
         NotFound."""
         async with self._database.write() as session:
-            row = await ApiKeyRepository(session=session).of_tenant(tenant, key_id)
+            row = await ApiKeyRepository(session).of_tenant(tenant, key_id)
             if row is None:
                 raise NotFound(f"the tenant {tenant!r} has no key {key_id}")
             if row.revoked_at is None:
@@ -142,7 +142,7 @@ class KeyService:
     async def _load(self, key_hash: str) -> Principal:
         epoch, now = self._epoch, utc(self._clock)
         async with self._database.read() as session:
-            row = await ApiKeyRepository(session=session).by_hash(key_hash)
+            row = await ApiKeyRepository(session).by_hash(key_hash)
         if row is None or not _usable(row, now):
             self._cache.pop(key_hash, None)
             raise InvalidApiKey("the API key is unknown, expired or revoked")
@@ -180,7 +180,7 @@ class KeyService:
 
 
 def _hash(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()
+    return hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()
 
 
 def _usable(row: ApiKeyRow, now: datetime) -> bool:

@@ -64,10 +64,10 @@ class SnapshotService:
         """Load what is newer than `current`. Raises DatabaseUnavailable."""
         async with self._refreshing:
             async with self._database.read() as session:
-                version = await RouteVersionRepository(session=session).current()
+                version = await RouteVersionRepository(session).current()
                 if version <= self._current.version:
                     return self._current
-                adapters = AdapterRepository(session=session)
+                adapters = AdapterRepository(session)
                 changed = await adapters.changed_since(self._current.version)
                 bases = await session.scalars(
                     select(BaseRow).where(BaseRow.digest.in_(self._served))

@@ -40,7 +40,7 @@ class TenantService:
             async with self._database.write() as session:
                 row = TenantRow(slug=slug)
                 _set_limits(row, limits)
-                await TenantRepository(session=session).add(row, auto_refresh=False)
+                await TenantRepository(session).add(row)
                 view = tenant_view(row)
                 note(
                     session,
@@ -105,7 +105,7 @@ class TenantService:
 
 
 async def _found(session: AsyncSession, slug: str, *, lock: bool = False) -> TenantRow:
-    row = await TenantRepository(session=session).by_slug(slug, lock=lock)
+    row = await TenantRepository(session).by_slug(slug, lock=lock)
     if row is None:
         raise NotFound(f"no tenant {slug!r}")
     return row

@@ -48,21 +48,21 @@ async def record_upload(
     _check_names(upload)
     await blobs.flush(Path(upload.content.folder))
     async with database.write() as session:
-        tenant = await TenantRepository(session=session).lock(upload.tenant.id)
+        tenant = await TenantRepository(session).lock(upload.tenant.id)
         base = await session.scalar(select(BaseRow).where(BaseRow.digest == upload.base_digest))
         if base is None:
             raise NotFound(f"no base has the digest {upload.base_digest}")
         adapter = await _adapter(session, tenant, upload, now)
-        revisions = RevisionRepository(session=session)
+        revisions = RevisionRepository(session)
         existing = await revisions.live_content(adapter.id, base.id, upload.content.digest)
         if existing is not None:
             await _promote_existing(session, adapter, existing, upload, now)
             return BegunRevision(revision_view(existing, adapter, base), created=False)
         await _check_storage(revisions, tenant, upload.content)
-        adapter.route_version = await RouteVersionRepository(session=session).advance()
+        adapter.route_version = await RouteVersionRepository(session).advance()
         await _store(session, blobs, upload.content)
         row = _revision(adapter, base, upload, await revisions.next_number(adapter.id), now)
-        await revisions.add(row, auto_refresh=False)
+        await revisions.add(row)
         note(
             session,
             author=upload.author,
@@ -89,7 +89,7 @@ async def _adapter(
     session: AsyncSession, tenant: TenantRow, upload: Upload, now: datetime
 ) -> AdapterRow:
     """The adapter, locked; created if it is new."""
-    adapters = AdapterRepository(session=session)
+    adapters = AdapterRepository(session)
     row = await adapters.lock(tenant.id, upload.adapter)
     if row is not None:
         return row
@@ -104,7 +104,6 @@ async def _adapter(
         )
     return await adapters.add(
         AdapterRow(tenant=tenant, name=upload.adapter, route_version=0, created_at=now),
-        auto_refresh=False,
     )
 
 
@@ -138,7 +137,7 @@ async def _check_storage(
 
 async def _store(session: AsyncSession, blobs: BlobStore, content: RevisionContent) -> None:
     """Move the folder in, unless the same content is stored already. Under the version's lock."""
-    known = await BlobRepository(session=session).by_digest(content.digest)
+    known = await BlobRepository(session).by_digest(content.digest)
     if known is None:
         session.add(BlobRow(digest=content.digest, bytes=content.bytes))
         await session.flush()

@@ -55,7 +55,7 @@ async def test_a_reader_sees_one_state(database: Database) -> None:
 async def test_versions_are_given_once_under_concurrency(database: Database) -> None:
     async def advance() -> int:
         async with database.write() as session:
-            return await RouteVersionRepository(session=session).advance()
+            return await RouteVersionRepository(session).advance()
 
     versions = await asyncio.gather(*(advance() for _ in range(20)))
     assert sorted(versions) == list(range(2, 22))
@@ -92,3 +92,24 @@ async def test_a_database_that_is_no_folder_is_unavailable(tmp_path: Path) -> No
     with pytest.raises(DatabaseUnavailable):
         await database.ping()
     await database.close()
+
+
+async def test_a_cancelled_statement_stays_a_cancellation(database: Database) -> None:
+    """At whatever point it is cancelled, a loop that survives a lost database ends."""
+
+    async def work() -> None:
+        while True:
+            try:
+                async with database.write() as session:
+                    await RouteVersionRepository(session).advance()
+            except DatabaseUnavailable:
+                await asyncio.sleep(0)
+
+    for steps in range(40):
+        task = asyncio.create_task(work())
+        for _ in range(steps):
+            await asyncio.sleep(0.0005)
+        task.cancel()
+        done, _ = await asyncio.wait([task], timeout=5)
+        assert done and task.cancelled()
+    await database.ping()
