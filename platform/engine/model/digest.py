@@ -10,8 +10,16 @@ import msgspec
 from polyloom.platform.engine.model.checkpoint import weight_files
 
 BOOKKEEPING = frozenset(
-    """_name_or_path transformers_version use_cache torch_dtype dtype initializer_range
-    unsloth_version unsloth_fixed""".split()  # noqa: SIM905
+    [
+        "_name_or_path",
+        "transformers_version",
+        "use_cache",
+        "torch_dtype",
+        "dtype",
+        "initializer_range",
+        "unsloth_version",
+        "unsloth_fixed",
+    ]
 )
 """Config fields that change nothing a base computes."""
 

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 
 from polyloom.platform.engine.model import store
@@ -54,6 +55,29 @@ def test_a_folder_without_weights_is_refused(own_folder: Path, tmp_path: Path) -
     (own_folder / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="safetensors"):
         pull(str(own_folder), tmp_path / "data")
+
+
+def test_a_hub_id_is_fetched_without_pickles(
+    own_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def snapshot(repository: str, allow_patterns: list[str]) -> str:
+        assert repository == "Org/Model-1B"
+        assert not any("bin" in pattern or "py" in pattern for pattern in allow_patterns)
+        return str(own_folder)
+
+    monkeypatch.setattr(store, "snapshot_download", snapshot)
+    base = pull("Org/Model-1B", tmp_path / "data")
+    assert base.name == "Org/Model-1B"
+    assert base.folder == own_folder
+
+
+def test_an_unreachable_hub_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot(repository: str, allow_patterns: list[str]) -> str:
+        raise LocalEntryNotFoundError("cannot reach the hub")
+
+    monkeypatch.setattr(store, "snapshot_download", snapshot)
+    with pytest.raises(BaseFetchError, match="cannot reach the hub"):
+        pull("Org/Model-1B", tmp_path / "data")
 
 
 def test_several_eos_ids_are_kept(own_folder: Path, tmp_path: Path) -> None:
