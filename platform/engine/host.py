@@ -89,7 +89,7 @@ class EngineHost:
             self._wait(bool(events), next_heartbeat - now)
 
     def close(self) -> None:
-        """Let go of the socket; ZeroMQ removes its file."""
+        """Let go of the socket; its file stays."""
         self._socket.close()
         self._context.term()
 

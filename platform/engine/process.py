@@ -59,6 +59,7 @@ def main() -> int:
     finally:
         host.close()
         engine.close()
+        settings.socket_path.unlink(missing_ok=True)
     return 0
 
 

@@ -190,10 +190,17 @@ class EngineSupervisor:
     async def _forward_output(self, process: asyncio.subprocess.Process) -> None:
         """Pass the engine's log on, and keep its last lines for the report of its end."""
         assert process.stderr is not None
-        while line := await process.stderr.readline():
+        while line := await _line(process.stderr):
             text = line.decode(errors="replace").rstrip()
             self._last_lines.append(text)
             print(text, file=sys.stderr, flush=True)
+
+
+async def _line(stream: asyncio.StreamReader) -> bytes:
+    """The next line; one too long to keep is dropped."""
+    while True:
+        with contextlib.suppress(ValueError):
+            return await stream.readline()
 
 
 def _thread_environment(threads: int) -> dict[str, str]:
