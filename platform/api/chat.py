@@ -81,11 +81,7 @@ def refuse_unsupported(body: ChatRequest) -> None:
     """Raises InvalidRequest naming a field whose meaning cannot be honoured."""
     if body.tools:
         raise InvalidRequest("tools are not supported yet", param="tools")
-    if body.tool_choice is not None and bytes(body.tool_choice) not in (
-        b"null",
-        b'"none"',
-        b'"auto"',
-    ):
+    if body.tool_choice not in (None, "none", "auto"):
         raise InvalidRequest("tools are not supported yet", param="tool_choice")
     if body.modalities not in (None, ["text"]):
         raise InvalidRequest("only text", param="modalities")

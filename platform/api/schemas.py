@@ -1,6 +1,6 @@
 """OpenAI's bodies, requests and answers. Unknown fields of a request are refused by name."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -49,10 +49,10 @@ class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     content: str | list[TextPart] | None = None
     name: str | None = None
     refusal: str | None = None
-    tool_calls: list[msgspec.Raw] | None = None
+    tool_calls: list[Any] | None = None
     function_call: None = None
     audio: None = None
-    annotations: list[msgspec.Raw] | None = None
+    annotations: list[Any] | None = None
 
 
 class ChatRequest(SamplingOptions, kw_only=True, forbid_unknown_fields=True):
@@ -65,8 +65,8 @@ class ChatRequest(SamplingOptions, kw_only=True, forbid_unknown_fields=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     response_format: ResponseFormat | None = None
-    tools: list[msgspec.Raw] | None = None
-    tool_choice: msgspec.Raw | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
     modalities: list[str] | None = None
 
 

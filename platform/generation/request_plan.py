@@ -2,6 +2,7 @@
 
 import secrets
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -41,7 +42,7 @@ class SamplingOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     stop_token_ids: list[int] | None = None
-    metadata: msgspec.Raw | None = None
+    metadata: Any = None
     store: bool | None = None
     service_tier: str | None = None
     parallel_tool_calls: bool | None = None
