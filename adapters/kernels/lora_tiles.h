@@ -1,6 +1,8 @@
 // Shrink and expand of long bfloat16 segments on AMX tiles: 16 tokens a tile.
 #pragma once
 
+#include <algorithm>
+
 #include "cpu_amx.h"
 #include "lora_layout.h"
 
@@ -106,71 +108,86 @@ inline void shrink_on_tiles(const Call<bf16>& call, const Item& item, TileShapes
   shrink_tiles<1>(call, a, token, item.end - token, item.slice, word);
 }
 
+// Words that a pair of blocks takes once its ranks are gathered: [chunks, 2, 16, 16].
+inline int64_t pair_words(int64_t num_pages) {
+  return (num_pages + kTilePages - 1) / kTilePages * 2 * kTileWords;
+}
+
 // B of two blocks of 16 outputs, ranks of four pages to a tile; zero where there is no page.
-// to: [chunks, 2, 16, 16] words.
-inline void gather_b(const Call<bf16>& call, const Segment& segment, int64_t slice, int64_t block,
-                     int64_t blocks, uint32_t* to) {
+inline void gather_pair(const Call<bf16>& call, const Segment& segment, int64_t slice,
+                        int64_t block, int64_t blocks, uint32_t* to) {
   constexpr int64_t block_words = kRankWords<bf16> * kLanes;
   const int64_t b_start = call.layout.slices[slice].b_start;
-  const int64_t chunks = (segment.num_pages + kTilePages - 1) / kTilePages;
-  for (int64_t p = 0; p < chunks * kTilePages; p++) {
-    for (int64_t q = 0; q < 2; q++) {
-      uint32_t* tile = to + (p / kTilePages * 2 + q) * kTileWords + p % kTilePages * block_words;
-      const bool there = q < blocks && p < segment.num_pages &&
-                         call.pages[segment.first_page + p].touches(slice);
-      if (there)
-        std::memcpy(tile,
-                    call.pages[segment.first_page + p].words + b_start + (block + q) * block_words,
-                    block_words * 4);
-      else
-        std::memset(tile, 0, block_words * 4);
-    }
+  std::memset(to, 0, static_cast<size_t>(pair_words(segment.num_pages)) * 4);
+  for (int64_t p = 0; p < segment.num_pages; p++) {
+    const PageRef& page = call.pages[segment.first_page + p];
+    if (!page.touches(slice)) continue;
+    uint32_t* tile = to + p / kTilePages * 2 * kTileWords + p % kTilePages * block_words;
+    for (int64_t q = 0; q < blocks; q++)
+      std::memcpy(tile + q * kTileWords, page.words + b_start + (block + q) * block_words,
+                  block_words * 4);
   }
 }
 
-// One tile of tokens times two blocks of outputs.
-inline void expand_tile(const Call<bf16>& call, const Segment& segment, const Item& item,
-                        int64_t block, int64_t blocks, const uint32_t* b, int64_t token,
-                        int64_t tokens) {
-  const Slice& part = call.layout.slices[item.slice];
-  const int64_t chunks = (segment.num_pages + kTilePages - 1) / kTilePages;
+// sums[t] = B h of 32 outputs for one tile of tokens.
+inline void multiply_pair(const Call<bf16>& call, const uint32_t* b, int64_t chunks,
+                          int64_t token, int64_t slice, float (*sums)[2 * kLanes]) {
   const int64_t h_stride = static_cast<int64_t>(call.layout.slices.size()) * call.h_words * 4;
   _tile_zero(0);
   _tile_zero(1);
   for (int64_t c = 0; c < chunks; c++) {
-    _tile_loadd(4, call.h_at(token, item.slice) + c * kLanes, h_stride);
+    _tile_loadd(4, call.h_at(token, slice) + c * kLanes, h_stride);
     _tile_loadd(6, b + c * 2 * kTileWords, 64);
     _tile_loadd(7, b + (c * 2 + 1) * kTileWords, 64);
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);
   }
-  alignas(64) float sums[kTileTokens][2 * kLanes];
   _tile_stored(0, sums[0], sizeof(sums[0]));
   _tile_stored(1, sums[0] + kLanes, sizeof(sums[0]));
-  const int64_t out = call.layout.slices.back().offset + call.layout.slices.back().out;
-  for (int64_t t = 0; t < tokens; t++) {
-    for (int64_t q = 0; q < blocks; q++) {
-      const int64_t within = (block + q) * kLanes, column = part.offset + within;
-      const int64_t lanes = part.out - within < kLanes ? part.out - within : kLanes;
-      finish(call, segment, call.y + (token + t) * call.y_stride + column, column, lanes,
-             load16(sums[t] + q * kLanes), out);
+}
+
+// y[token + t][column … column + columns) += sums[t], for at most 32 columns.
+inline void add_pair(const Call<bf16>& call, const Segment& segment, int64_t token, int64_t tokens,
+                     int64_t column, int64_t columns, const float (*sums)[2 * kLanes]) {
+  bf16* y = call.y + token * call.y_stride + column;
+  if (columns == 2 * kLanes && segment.rows == nullptr) {
+    for (int64_t t = 0; t < tokens; t++, y += call.y_stride) {
+      const f32x16 low = load16(y) + load16(sums[t]);
+      const f32x16 high = load16(y + kLanes) + load16(sums[t] + kLanes);
+      const __m512bh both = _mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+      std::memcpy(y, &both, sizeof(both));
     }
+    return;
   }
+  const int64_t out = call.layout.slices.back().offset + call.layout.slices.back().out;
+  for (int64_t t = 0; t < tokens; t++, y += call.y_stride)
+    for (int64_t c = 0; c < columns; c += kLanes)
+      finish(call, segment, y + c, column + c, std::min<int64_t>(columns - c, kLanes),
+             load16(sums[t] + c), out);
 }
 
 inline void expand_on_tiles(const Call<bf16>& call, const Item& item, TileShapes& shapes,
-                            std::vector<uint32_t>& b) {
+                            std::vector<uint32_t>& gathered) {
   const Segment& segment = call.segments[item.segment];
-  const int64_t chunks = (segment.num_pages + kTilePages - 1) / kTilePages;
-  b.resize(static_cast<size_t>(chunks * 2 * kTileWords));
-  for (int64_t block = item.first; block < item.last; block += 2) {
-    const int64_t blocks = item.last - block < 2 ? 1 : 2;
-    gather_b(call, segment, item.slice, block, blocks, b.data());
-    for (int64_t token = item.begin; token < item.end; token += kTileTokens) {
-      const int64_t left = item.end - token;
-      const int64_t tokens = left < kTileTokens ? left : kTileTokens;
-      shapes.set(tokens, kLanes);
-      expand_tile(call, segment, item, block, blocks, b.data(), token, tokens);
+  const Slice& part = call.layout.slices[item.slice];
+  const int64_t words = pair_words(segment.num_pages), pairs = (item.last - item.first + 1) / 2;
+  gathered.resize(static_cast<size_t>(pairs * words));
+  for (int64_t i = 0; i < pairs; i++) {
+    const int64_t block = item.first + 2 * i;
+    gather_pair(call, segment, item.slice, block, std::min<int64_t>(item.last - block, 2),
+                gathered.data() + i * words);
+  }
+  alignas(64) float sums[kTileTokens][2 * kLanes];
+  for (int64_t token = item.begin; token < item.end; token += kTileTokens) {
+    const int64_t tokens = std::min<int64_t>(item.end - token, kTileTokens);
+    shapes.set(tokens, kLanes);
+    for (int64_t i = 0; i < pairs; i++) {
+      const int64_t within = (item.first + 2 * i) * kLanes;
+      const int64_t end = std::min<int64_t>(item.last * kLanes, part.out);
+      multiply_pair(call, gathered.data() + i * words, words / (2 * kTileWords), token, item.slice,
+                    sums);
+      add_pair(call, segment, token, tokens, part.offset + within,
+               std::min<int64_t>(end - within, 2 * kLanes), sums);
     }
   }
 }
