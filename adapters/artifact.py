@@ -16,6 +16,7 @@ import zlib
 from collections.abc import AsyncIterable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import IO, BinaryIO, Self
@@ -104,7 +105,7 @@ class Staging:
         """
         archive = self._root / "body"
         await self._stream(chunks, archive, self._limits.upload_bytes)
-        await _in_thread(lambda: self._unpack(archive, content_type))
+        await _in_thread(partial(self._unpack, archive, content_type))
         archive.unlink()
 
     async def receive_file(self, name: str, chunks: AsyncIterable[bytes]) -> None:
@@ -116,7 +117,7 @@ class Staging:
         if not is_kept(path.name):
             self._note_pickle(path.name)
             async for chunk in chunks:
-                self._count(len(chunk), self._limits.upload_bytes)
+                self._count(len(chunk))
             return
         limit = file_limit(path.name, self._limits)
         await self._stream(chunks, self.folder / path.name, limit)
@@ -130,17 +131,23 @@ class Staging:
         os.rename(self.folder, target)
 
     async def _stream(self, chunks: AsyncIterable[bytes], path: Path, limit: int) -> None:
-        written = 0
+        """Write off the event loop: a disk that is behind holds a write up for long."""
+        written, pending = 0, bytearray()
         with _create(path) as out:
             async for chunk in chunks:
                 written += len(chunk)
-                self._count(len(chunk), self._limits.upload_bytes)
+                self._count(len(chunk))
                 if written > limit:
                     raise TooLargeError(path.name, limit, f"{path.name} is over {limit} bytes")
-                out.write(chunk)
+                pending += chunk
+                if len(pending) >= _CHUNK:
+                    await _in_thread(partial(_write, out, bytes(pending)))
+                    pending.clear()
+            await _in_thread(partial(_write, out, bytes(pending)))
 
-    def _count(self, size: int, limit: int) -> None:
+    def _count(self, size: int) -> None:
         self._received += size
+        limit = self._limits.upload_bytes
         if self._received > limit:
             raise TooLargeError("upload", limit, f"the upload is over {limit} bytes")
 
@@ -285,6 +292,10 @@ def _adapter_folder(files: list[tuple[PurePosixPath, Member]]) -> PurePosixPath:
 def _create(path: Path) -> BinaryIO:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     return os.fdopen(os.open(path, flags, 0o600), "wb")
+
+
+def _write(out: BinaryIO, data: bytes) -> None:
+    out.write(data)
 
 
 def _chunks(source: IO[bytes], name: str) -> Iterator[bytes]:
