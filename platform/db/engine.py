@@ -58,6 +58,7 @@ def create_engine(url: str) -> AsyncEngine:
     engine = create_async_engine(parsed, connect_args={"timeout": SQLITE_BUSY_SECONDS})
     event.listen(engine.sync_engine, "connect", _prepare_sqlite)
     event.listen(engine.sync_engine, "begin", _begin_sqlite)
+    event.listen(engine.sync_engine, "invalidate", _release_sqlite)
     return engine
 
 
@@ -70,6 +71,7 @@ class _SqliteConnection(Protocol):
     isolation_level: str | None
 
     def cursor(self) -> _SqliteCursor: ...
+    def rollback(self) -> None: ...
 
 
 def _prepare_sqlite(connection: _SqliteConnection, _record: object) -> None:
@@ -83,6 +85,12 @@ def _prepare_sqlite(connection: _SqliteConnection, _record: object) -> None:
 def _begin_sqlite(connection: Connection) -> None:
     mode = "IMMEDIATE" if connection.get_execution_options().get("writes") else "DEFERRED"
     connection.exec_driver_sql(f"BEGIN {mode}")
+
+
+def _release_sqlite(connection: _SqliteConnection, *_: object) -> None:
+    """A connection that is closed within a statement (its task was cancelled) keeps the write lock
+    until that statement is collected as garbage: give the lock back first."""
+    connection.rollback()
 
 
 class Database:
