@@ -19,7 +19,7 @@ ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".zip")
 MAX_PARTS = 2_000
 
 Part = Any
-"""A part's head (MultipartSegment), a piece of its content (bytearray), or its end (None)."""
+"""A part's head (MultipartSegment), a piece of its content (bytes), or its end (None)."""
 
 
 async def receive_upload(request: Request[Any, Any, Any], staging: Staging) -> None:
@@ -62,5 +62,5 @@ async def _content(parts: AsyncGenerator[Part, None]) -> AsyncGenerator[bytes, N
     async for part in parts:
         if part is None:
             return
-        if isinstance(part, bytearray):
+        if isinstance(part, bytes | bytearray):
             yield bytes(part)

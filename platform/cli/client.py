@@ -18,6 +18,7 @@ Json = dict[str, Any]
 
 TIMEOUT_SECONDS = 900.0
 """A push waits for its checks."""
+PIPE_WIDTH = 200
 
 
 class Server:
@@ -113,4 +114,7 @@ def print_table(title: str, columns: list[str], rows: list[list[object]]) -> Non
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*("" if cell is None else str(cell) for cell in row))
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:  # a pipe has no edge to wrap at
+        console = Console(width=PIPE_WIDTH)
+    console.print(table)

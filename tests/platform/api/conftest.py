@@ -31,6 +31,7 @@ class RunningServer:
     url: str
     pid: int
     log: Path
+    admin_key: str = ADMIN_KEY
 
     def admin(self) -> httpx.Client:
         return self.client(ADMIN_KEY)
