@@ -2,7 +2,9 @@
 
 import logging
 import math
+import threading
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +18,6 @@ from polyloom.adapters.layers import LoraLayers
 from polyloom.adapters.pages import AdapterPages
 from polyloom.adapters.residency import Residency
 from polyloom.adapters.source import AdapterSource
-from polyloom.adapters.validation import load_adapter_weights
 from polyloom.adapters.weights import AdapterWeights, BaseWeights
 from polyloom.kvcache.attention import PagedAttention
 from polyloom.kvcache.block_pool import BlockPool
@@ -45,13 +46,25 @@ MAX_RESIDENT_ADAPTERS = 1024
 
 
 class RevisionLoader:
-    """`adapters.loader.Loader` over the folders that revisions are stored in."""
+    """`adapters.loader.Loader` over the folders that revisions are stored in.
+
+    What reads adapters imports PEFT, which takes several times as long as the rest of a start; so
+    it is imported beside the first steps, not before them.
+    """
+
+    @staticmethod
+    def warm_up() -> None:
+        """Import what `load` needs, in a thread; a load that comes earlier waits for it."""
+        name = "polyloom.adapters.validation"
+        threading.Thread(target=import_module, args=(name,), name="import", daemon=True).start()
 
     def __init__(self, layout: BaseLayout, base: BaseWeights) -> None:
         self._layout = layout
         self._base = base
 
     def load(self, source: AdapterSource) -> AdapterWeights:
+        from polyloom.adapters.validation import load_adapter_weights
+
         return load_adapter_weights(Path(source.path), self._layout, self._base, source.digest)
 
 

@@ -14,7 +14,7 @@ import sys
 import msgspec
 import torch
 
-from polyloom.platform.engine.assembly import build_engine
+from polyloom.platform.engine.assembly import RevisionLoader, build_engine
 from polyloom.platform.engine.errors import EngineError, EngineStartError
 from polyloom.platform.engine.host import EngineHost
 from polyloom.platform.engine.messages import Finished
@@ -50,6 +50,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, who drains us
     gc.collect()
     gc.freeze()  # what lives as long as the process need not be looked at again
+    RevisionLoader.warm_up()
     logger.info("ready at %s", settings.address)
     try:
         host.run()
