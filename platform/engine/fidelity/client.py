@@ -144,7 +144,8 @@ class _Worker:
             await self._input.drain()
             (size,) = LENGTH.unpack(await self._output.readexactly(LENGTH.size))
             body = await self._output.readexactly(size)
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
+        # uvloop raises RuntimeError where asyncio raises ConnectionError: the pipe is closed.
+        except (asyncio.IncompleteReadError, ConnectionError, RuntimeError) as error:
             status = await self._process.wait()
             raise FidelityWorkerError(
                 f"the validator ended with status {status}: {self._last_words()}"
