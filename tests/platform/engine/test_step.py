@@ -122,6 +122,15 @@ def test_prompt_logprobs_are_given_once_each_in_order(
             assert entry.top[0].logprob == pytest.approx(logprobs[position].max().item(), abs=1e-4)
 
 
+def test_preemption_sends_no_prompt_logprob_twice(engine_factory, request_factory, run):
+    engine = engine_factory(kv_memory=8 * 2 * 3 * 2 * 16 * 16 * 4)
+    requests = [request_factory(p, prompt_logprobs=0, max_tokens=24) for p in PROMPTS]
+    answers = run(engine, requests)
+    assert sum(answer.end.timings.preemptions for answer in answers) > 0
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        assert [entry.token_id for entry in answer.prompt_logprobs] == list(prompt)
+
+
 def test_nothing_to_generate_ends_after_the_prompt(engine_factory, request_factory, run):
     engine = engine_factory(token_budget=16, max_running=4)
     (answer,) = run(engine, [request_factory(PROMPTS[3], max_tokens=0, prompt_logprobs=0)])
@@ -196,6 +205,7 @@ def test_a_deadline_ends_a_sequence_wherever_it_is(engine_factory, request_facto
     ended = [e for e in engine.step() if isinstance(e, Finished)]
     assert [(e.sequence_id, e.reason) for e in ended] == [("waiting", "deadline")]
     engine.abort("running")
+    assert not engine.has_work
     engine.check_idle()
 
 
