@@ -20,7 +20,8 @@ from polyloom.platform.engine.fidelity.errors import UncheckableError
 from polyloom.platform.engine.fidelity.messages import Check, FidelitySettings, Verdict
 from polyloom.platform.engine.fidelity.peft_side import PeftSide
 from polyloom.platform.engine.fidelity.probe import probe_sequences
-from polyloom.platform.engine.kernels.ops import ReferenceOps
+from polyloom.platform.engine.kernels.cpu import CpuOps
+from polyloom.platform.engine.kernels.ops import EngineOps, ReferenceOps
 from polyloom.platform.engine.model.families import read_config
 from polyloom.platform.engine.model.layout import base_layout
 
@@ -44,7 +45,7 @@ class FidelityCheck:
             folder,
             config,
             self._layout,
-            ReferenceOps(Capabilities()),
+            _engine_ops(settings),
             _lora_choice(settings),
             streamed=self._streamed,
         )
@@ -90,6 +91,12 @@ def _largest(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
     pairs = zip(ours, theirs, strict=True)
     # torch's max keeps a NaN, Python's would lose it.
     return float(torch.stack([(a - b).abs().max() for a, b in pairs]).max())
+
+
+def _engine_ops(settings: FidelitySettings) -> EngineOps:
+    if settings.implementation == "reference":
+        return ReferenceOps(Capabilities())
+    return CpuOps(Capabilities())
 
 
 def _lora_choice(settings: FidelitySettings) -> LoraChoice:

@@ -17,6 +17,8 @@ class FidelitySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     model_folder: the base in Hugging Face format.  memory_bytes: what both models together may
     take as fp32; a base that needs more is streamed layer by layer.  threads: of torch.
+    implementation: of the engine's ops, as in `EngineSettings`.  kernel_cache: folder of compiled
+    ops, None for the user's own.
     """
 
     model_folder: str

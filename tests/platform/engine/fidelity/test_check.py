@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -36,14 +36,18 @@ def checked(request: pytest.FixtureRequest, base_folder: Path) -> FidelityCheck:
     return FidelityCheck(settings(base_folder, memory))
 
 
-def settings(folder: Path, memory_bytes: int = 1 << 30) -> FidelitySettings:
+def settings(
+    folder: Path,
+    memory_bytes: int = 1 << 30,
+    implementation: Literal["auto", "reference"] = "reference",
+) -> FidelitySettings:
     return FidelitySettings(
         model_folder=str(folder),
         base_name=folder.name,
         base_digest="sha256:00",
         threads=2,
         memory_bytes=memory_bytes,
-        implementation="reference",
+        implementation=implementation,
     )
 
 
@@ -61,6 +65,16 @@ def test_honest_adapters_pass(
         assert verdict.max_logprob_diff < 1e-4
         assert verdict.passed
         assert verdict.max_effect > 0.1
+
+
+@pytest.mark.parametrize("memory_bytes", [1 << 30, 1])
+def test_the_ops_that_serve_are_the_ops_that_are_checked(
+    memory_bytes: int, base_folder: Path, train: Callable[..., tuple[Path, str]]
+) -> None:
+    check = FidelityCheck(settings(base_folder, memory_bytes, "auto"))
+    for config in ADAPTERS.values():
+        folder, digest = train(base_folder, **config)
+        assert check.run(Check(str(folder), digest)).max_logprob_diff < 1e-4
 
 
 def test_streaming_changes_no_number(
