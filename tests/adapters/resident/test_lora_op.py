@@ -145,7 +145,7 @@ def place(
 ) -> Place:
     def make(revisions: Sequence[AdapterWeights]) -> Placed:
         op, dtype = op_and_dtype
-        config = pool_config(dtype=dtype, max_slots=len(revisions), memory_bytes=64 << 20)
+        config = pool_config(dtype=dtype, max_slots=max(len(revisions), 1), memory_bytes=64 << 20)
         return Placed(op, AdapterPages(config, layout, op), revisions)
 
     return make
@@ -186,6 +186,22 @@ def test_partial_and_weight_decomposed_revisions(
         ]
     )
     assert every_error(placed, MIXES[mix]) < TOLERANCE[placed.pages.config.dtype]
+
+
+def test_what_a_revision_does_not_touch_is_not_read(
+    place: Place, revision: Callable[..., AdapterWeights]
+) -> None:
+    """Pages are full of NaN but for the one layer that the revision adapts."""
+    placed = place([])
+    weights = revision(0, 20, layers=(1,), groups=(ModuleGroup.QKV, ModuleGroup.DOWN))
+    allocation = placed.pages.allocate(placed.pages.need(weights))
+    assert allocation is not None
+    for group, ids in allocation.pages.items():
+        for page_id in ids:
+            placed.pages.pools[group].page(page_id).fill_(float("nan"))
+    placed.pages.write(allocation, weights)
+    placed.revisions, placed.allocations = [weights], [allocation]
+    assert every_error(placed, [(0, 1), (None, 1), (0, 20)]) < TOLERANCE[placed.pages.config.dtype]
 
 
 def test_slices_of_different_ranks(place: Place, revision: Callable[..., AdapterWeights]) -> None:

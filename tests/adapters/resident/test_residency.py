@@ -272,6 +272,17 @@ def test_retiring_during_the_load_never_resurrects(
     assert here.pages.free_bytes == here.pages.config.memory_bytes
 
 
+def test_a_revision_retired_during_its_load_evicts_nobody(world: Callable[[int], World]) -> None:
+    here = world(1)
+    here.resident(1)
+    here.residency.unpin("sha256:1")
+    here.residency.pin(source(2))
+    here.residency.unpin("sha256:2")
+    here.residency.retire("sha256:2")
+    here.settle()
+    assert here.held() == {"sha256:1"}
+
+
 def test_retiring_a_failed_revision_keeps_the_reason_for_those_who_wait(
     world: Callable[[int], World],
 ) -> None:
