@@ -5,7 +5,9 @@ from typing import Literal
 
 import msgspec
 from litestar import Response, delete, get, post, put
+from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import FromPath, FromQuery
 
 from polyloom.platform.api.bodies import read_body
 from polyloom.platform.api.guards import AuthorizedRequest, requires, tenant_of
@@ -55,10 +57,10 @@ class AliasRollback(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 )
 async def upload_revision(
     request: AuthorizedRequest,
-    onboarding: Onboarding,
-    name: str,
-    promote: str | None = None,
-    wait: bool = False,
+    onboarding: NamedDependency[Onboarding],
+    name: FromPath[str],
+    promote: FromQuery[str | None] = None,
+    wait: FromQuery[bool] = False,
 ) -> Response[RevisionView]:
     """Upload a PEFT folder as the adapter's next revision.
 
@@ -77,14 +79,16 @@ async def upload_revision(
 
 
 @get("/v1/adapters", guards=[requires("adapters:read")])
-async def list_adapters(request: AuthorizedRequest, registry: AdapterRegistry) -> AdapterList:
+async def list_adapters(
+    request: AuthorizedRequest, registry: NamedDependency[AdapterRegistry]
+) -> AdapterList:
     """The tenant's adapters with their aliases and revisions."""
     return AdapterList(await registry.list(tenant_of(request.auth).id))
 
 
 @get("/v1/adapters/{name:str}", guards=[requires("adapters:read")])
 async def get_adapter(
-    request: AuthorizedRequest, registry: AdapterRegistry, name: str
+    request: AuthorizedRequest, registry: NamedDependency[AdapterRegistry], name: FromPath[str]
 ) -> AdapterView:
     """One adapter."""
     return await registry.get(tenant_of(request.auth).id, name_in_path(name))
@@ -92,7 +96,10 @@ async def get_adapter(
 
 @get("/v1/adapters/{name:str}/revisions/{number:int}", guards=[requires("adapters:read")])
 async def get_revision(
-    request: AuthorizedRequest, registry: AdapterRegistry, name: str, number: int
+    request: AuthorizedRequest,
+    registry: NamedDependency[AdapterRegistry],
+    name: FromPath[str],
+    number: FromPath[int],
 ) -> RevisionView:
     """One revision with its state and verdict."""
     return await registry.revision(tenant_of(request.auth).id, name_in_path(name), number)
@@ -104,7 +111,10 @@ async def get_revision(
     status_code=200,
 )
 async def retire_revision(
-    request: AuthorizedRequest, retirement: Retirement, name: str, number: int
+    request: AuthorizedRequest,
+    retirement: NamedDependency[Retirement],
+    name: FromPath[str],
+    number: FromPath[int],
 ) -> RevisionView:
     """Take a revision out of service for good. What runs on it finishes."""
     tenant = tenant_of(request.auth)
@@ -115,7 +125,10 @@ async def retire_revision(
 
 @get("/v1/adapters/{name:str}/aliases/{alias:str}", guards=[requires("adapters:read")])
 async def get_alias(
-    request: AuthorizedRequest, aliases: AliasService, name: str, alias: str
+    request: AuthorizedRequest,
+    aliases: NamedDependency[AliasService],
+    name: FromPath[str],
+    alias: FromPath[str],
 ) -> AliasView:
     """Where an alias points."""
     return await aliases.get(tenant_of(request.auth).id, name_in_path(name), name_in_path(alias))
@@ -127,7 +140,10 @@ async def get_alias(
     operation_class=json_body(AliasMove),
 )
 async def move_alias(
-    request: AuthorizedRequest, aliases: AliasService, name: str, alias: str
+    request: AuthorizedRequest,
+    aliases: NamedDependency[AliasService],
+    name: FromPath[str],
+    alias: FromPath[str],
 ) -> AliasView:
     """Point an alias at a ready revision. New requests take it at once; running ones finish."""
     body = await read_body(AliasMove, request)
@@ -143,7 +159,10 @@ async def move_alias(
 
 @get("/v1/adapters/{name:str}/aliases/{alias:str}/history", guards=[requires("adapters:read")])
 async def alias_history(
-    request: AuthorizedRequest, aliases: AliasService, name: str, alias: str
+    request: AuthorizedRequest,
+    aliases: NamedDependency[AliasService],
+    name: FromPath[str],
+    alias: FromPath[str],
 ) -> AliasHistory:
     """Every change of an alias."""
     tenant = tenant_of(request.auth)
@@ -157,7 +176,10 @@ async def alias_history(
     operation_class=json_body(AliasRollback),
 )
 async def roll_back_alias(
-    request: AuthorizedRequest, aliases: AliasService, name: str, alias: str
+    request: AuthorizedRequest,
+    aliases: NamedDependency[AliasService],
+    name: FromPath[str],
+    alias: FromPath[str],
 ) -> AliasView:
     """Point an alias where it pointed before; the body may be empty."""
     has_body = bool(await request.body())

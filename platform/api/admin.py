@@ -5,6 +5,8 @@ from typing import Literal
 
 import msgspec
 from litestar import delete, get, patch, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, FromQuery
 
 from polyloom.platform.api.bodies import read_body
 from polyloom.platform.api.guards import AuthorizedRequest, requires
@@ -121,27 +123,29 @@ class ResidencyList(msgspec.Struct, frozen=True):
 
 
 @post("/admin/tenants", guards=ADMIN, operation_class=json_body(NewTenant))
-async def create_tenant(request: AuthorizedRequest, tenants: TenantService) -> TenantView:
+async def create_tenant(
+    request: AuthorizedRequest, tenants: NamedDependency[TenantService]
+) -> TenantView:
     """Create a tenant."""
     body = await read_body(NewTenant, request)
     return await tenants.create(body.slug, body.limits, author=request.auth.author)
 
 
 @get("/admin/tenants", guards=ADMIN)
-async def list_tenants(tenants: TenantService) -> TenantList:
+async def list_tenants(tenants: NamedDependency[TenantService]) -> TenantList:
     """All tenants."""
     return TenantList(await tenants.list())
 
 
 @get("/admin/tenants/{slug:str}", guards=ADMIN)
-async def get_tenant(tenants: TenantService, slug: str) -> TenantView:
+async def get_tenant(tenants: NamedDependency[TenantService], slug: FromPath[str]) -> TenantView:
     """One tenant."""
     return await tenants.get(slug)
 
 
 @patch("/admin/tenants/{slug:str}", guards=ADMIN, operation_class=json_body(TenantChange))
 async def change_tenant(
-    request: AuthorizedRequest, tenants: TenantService, slug: str
+    request: AuthorizedRequest, tenants: NamedDependency[TenantService], slug: FromPath[str]
 ) -> TenantView:
     """Set a tenant's limits, disable or enable it."""
     body = await read_body(TenantChange, request)
@@ -154,7 +158,9 @@ async def change_tenant(
 
 
 @post("/admin/tenants/{slug:str}/keys", guards=ADMIN, operation_class=json_body(NewKey))
-async def issue_key(request: AuthorizedRequest, keys: KeyService, slug: str) -> ShownKey:
+async def issue_key(
+    request: AuthorizedRequest, keys: NamedDependency[KeyService], slug: FromPath[str]
+) -> ShownKey:
     """Issue a key; it is shown once."""
     body = await read_body(NewKey, request)
     issued = await keys.issue(
@@ -172,14 +178,17 @@ async def issue_key(request: AuthorizedRequest, keys: KeyService, slug: str) -> 
 
 
 @get("/admin/tenants/{slug:str}/keys", guards=ADMIN)
-async def list_keys(keys: KeyService, slug: str) -> KeyList:
+async def list_keys(keys: NamedDependency[KeyService], slug: FromPath[str]) -> KeyList:
     """A tenant's keys, by their first characters."""
     return KeyList(await keys.list(slug))
 
 
 @delete("/admin/tenants/{slug:str}/keys/{key_id:int}", guards=ADMIN, status_code=200)
 async def revoke_key(
-    request: AuthorizedRequest, keys: KeyService, slug: str, key_id: int
+    request: AuthorizedRequest,
+    keys: NamedDependency[KeyService],
+    slug: FromPath[str],
+    key_id: FromPath[int],
 ) -> KeyView:
     """Revoke a key; it stops working within a second everywhere."""
     return await keys.revoke(slug, key_id, author=request.auth.author)
@@ -187,14 +196,14 @@ async def revoke_key(
 
 @get("/admin/usage", guards=ADMIN)
 async def usage_totals(
-    usage: UsageService,
-    tenants: TenantService,
-    tenant: str | None = None,
-    adapter: str | None = None,
-    revision: int | None = None,
-    since: datetime | None = None,
-    until: datetime | None = None,
-    group_by: list[Literal["tenant", "adapter", "revision"]] | None = None,
+    usage: NamedDependency[UsageService],
+    tenants: NamedDependency[TenantService],
+    tenant: FromQuery[str | None] = None,
+    adapter: FromQuery[str | None] = None,
+    revision: FromQuery[int | None] = None,
+    since: FromQuery[datetime | None] = None,
+    until: FromQuery[datetime | None] = None,
+    group_by: FromQuery[list[Literal["tenant", "adapter", "revision"]] | None] = None,
 ) -> UsageTotals:
     """Sums of usage, filtered and grouped."""
     tenant_id = None if tenant is None else (await tenants.get(tenant)).id
@@ -213,14 +222,14 @@ async def usage_totals(
 
 @get("/admin/usage/requests", guards=ADMIN)
 async def usage_rows(
-    usage: UsageService,
-    tenants: TenantService,
-    tenant: str | None = None,
-    adapter: str | None = None,
-    revision: int | None = None,
-    since: datetime | None = None,
-    until: datetime | None = None,
-    limit: int = 100,
+    usage: NamedDependency[UsageService],
+    tenants: NamedDependency[TenantService],
+    tenant: FromQuery[str | None] = None,
+    adapter: FromQuery[str | None] = None,
+    revision: FromQuery[int | None] = None,
+    since: FromQuery[datetime | None] = None,
+    until: FromQuery[datetime | None] = None,
+    limit: FromQuery[int] = 100,
 ) -> UsageRows:
     """Usage request by request."""
     tenant_id = None if tenant is None else (await tenants.get(tenant)).id
@@ -239,11 +248,11 @@ async def usage_rows(
 
 @get("/admin/audit", guards=ADMIN)
 async def audit_trail(
-    audit: AuditService,
-    tenants: TenantService,
-    tenant: str | None = None,
-    before_id: int | None = None,
-    limit: int = 100,
+    audit: NamedDependency[AuditService],
+    tenants: NamedDependency[TenantService],
+    tenant: FromQuery[str | None] = None,
+    before_id: FromQuery[int | None] = None,
+    limit: FromQuery[int] = 100,
 ) -> AuditTrail:
     """The audit trail."""
     tenant_id = None if tenant is None else (await tenants.get(tenant)).id
@@ -251,19 +260,21 @@ async def audit_trail(
 
 
 @get("/admin/capabilities", guards=ADMIN)
-async def capabilities(engine: EngineClient) -> CapabilityList:
+async def capabilities(engine: NamedDependency[EngineClient]) -> CapabilityList:
     """Which implementation of each op runs, how often, and every fallback."""
     return CapabilityList((await _snapshot(engine)).capabilities)
 
 
 @get("/admin/engine", guards=ADMIN)
-async def engine_snapshot(engine: EngineClient) -> Snapshot:
+async def engine_snapshot(engine: NamedDependency[EngineClient]) -> Snapshot:
     """Everything that the engine holds now."""
     return await _snapshot(engine)
 
 
 @get("/admin/residency", guards=ADMIN)
-async def residency(engine: EngineClient, snapshots: SnapshotService) -> ResidencyList:
+async def residency(
+    engine: NamedDependency[EngineClient], snapshots: NamedDependency[SnapshotService]
+) -> ResidencyList:
     """Which revisions are on the device."""
     names: dict[str, list[str]] = {}
     for key, adapter in snapshots.current.adapters.items():

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 from litestar import Response, post
+from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 
 from polyloom.platform.api.answers import (
@@ -57,7 +58,7 @@ from polyloom.platform.generation.templates import Message
     responses={200: ResponseSpec(ChatCompletion, generate_examples=False)},
 )
 async def create_chat_completion(
-    request: AuthorizedRequest, inference: Inference
+    request: AuthorizedRequest, inference: NamedDependency[Inference]
 ) -> Response[ChatCompletion] | EventStream:
     """Answer a conversation, at once or as a stream of chunks."""
     body = await read_body(ChatRequest, request)

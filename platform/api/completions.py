@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
 from litestar import Response, post
+from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 
 from polyloom.platform.api.answers import (
@@ -50,7 +51,7 @@ MAX_PROMPTS = 128
     responses={200: ResponseSpec(Completion, generate_examples=False)},
 )
 async def create_completion(
-    request: AuthorizedRequest, inference: Inference
+    request: AuthorizedRequest, inference: NamedDependency[Inference]
 ) -> Response[Completion] | EventStream:
     """Continue one or many prompts, at once or as a stream of pieces."""
     body = await read_body(CompletionRequest, request)

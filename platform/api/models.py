@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 
 from litestar import get
+from litestar.di import NamedDependency
+from litestar.params import FromPath
 
 from polyloom.platform.api.guards import AuthorizedRequest, requires, tenant_of
 from polyloom.platform.api.paths import name_in_path
@@ -14,14 +16,18 @@ from polyloom.routing.snapshot import AdapterEntry, RouteSnapshot
 
 
 @get("/v1/models", guards=[requires("inference")])
-async def list_models(request: AuthorizedRequest, snapshots: SnapshotService) -> ModelList:
+async def list_models(
+    request: AuthorizedRequest, snapshots: NamedDependency[SnapshotService]
+) -> ModelList:
     """Every `model` that this key can use: bases, adapters with a `prod` alias, and each alias and
     ready revision by its full name."""
     return ModelList(list(_models(snapshots.current, tenant_of(request.auth).slug)))
 
 
 @get("/v1/models/{model:str}", guards=[requires("inference")])
-async def get_model(request: AuthorizedRequest, snapshots: SnapshotService, model: str) -> Model:
+async def get_model(
+    request: AuthorizedRequest, snapshots: NamedDependency[SnapshotService], model: FromPath[str]
+) -> Model:
     """One model by any name that a request could use."""
     tenant = tenant_of(request.auth).slug
     name = name_in_path(model)

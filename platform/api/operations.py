@@ -4,6 +4,8 @@ import math
 
 import msgspec
 from litestar import Response, delete, get
+from litestar.di import NamedDependency
+from litestar.params import FromPath
 
 from polyloom.platform.api.guards import AuthorizedRequest, requires, tenant_of
 from polyloom.platform.engine.client import EngineClient
@@ -27,7 +29,9 @@ async def live() -> Response[str]:
 
 
 @get("/health")
-async def health(engine: EngineClient, supervisor: EngineSupervisor) -> Response[Health]:
+async def health(
+    engine: NamedDependency[EngineClient], supervisor: NamedDependency[EngineSupervisor]
+) -> Response[Health]:
     """200 when generation works: the engine answers only after a probe generation of its own, and
     its step loop sends the heartbeats. 503 otherwise."""
     last = engine.last_status
@@ -42,13 +46,15 @@ async def health(engine: EngineClient, supervisor: EngineSupervisor) -> Response
 
 
 @get("/metrics", include_in_schema=False)
-async def metrics(metrics: Metrics) -> Response[bytes]:
+async def metrics(metrics: NamedDependency[Metrics]) -> Response[bytes]:
     """Prometheus scrape."""
     return Response(metrics.scrape(), media_type=metrics.content_type)
 
 
 @delete("/v1/requests/{request_id:str}", guards=[requires("inference")])
-async def cancel_request(request: AuthorizedRequest, inference: Inference, request_id: str) -> None:
+async def cancel_request(
+    request: AuthorizedRequest, inference: NamedDependency[Inference], request_id: FromPath[str]
+) -> None:
     """End a running request of this tenant by its `x-request-id`, wherever it runs. Its answer ends
     with finish reason `cancelled`. An id that runs nowhere is no error."""
     await inference.cancel(tenant_of(request.auth), request_id)

@@ -4,6 +4,8 @@ from datetime import datetime
 from typing import Literal
 
 from litestar import get
+from litestar.di import NamedDependency
+from litestar.params import FromQuery
 
 from polyloom.platform.api.admin import UsageTotals
 from polyloom.platform.api.guards import AuthorizedRequest, requires, tenant_of
@@ -13,12 +15,12 @@ from polyloom.platform.services.usage import UsageFilter, UsageService
 @get("/v1/usage", guards=[requires("usage:read")])
 async def own_usage(
     request: AuthorizedRequest,
-    usage: UsageService,
-    adapter: str | None = None,
-    revision: int | None = None,
-    since: datetime | None = None,
-    until: datetime | None = None,
-    group_by: list[Literal["adapter", "revision"]] | None = None,
+    usage: NamedDependency[UsageService],
+    adapter: FromQuery[str | None] = None,
+    revision: FromQuery[int | None] = None,
+    since: FromQuery[datetime | None] = None,
+    until: FromQuery[datetime | None] = None,
+    group_by: FromQuery[list[Literal["adapter", "revision"]] | None] = None,
 ) -> UsageTotals:
     """Sums of this tenant's usage, filtered and grouped."""
     totals = await usage.totals(
