@@ -126,15 +126,17 @@ def test_noise_of_a_large_vocabulary_is_exponential_and_uncorrelated():
     assert first.min() > 0 and np.isfinite(first).all()
 
 
-def test_both_halves_of_a_key_matter_and_no_key_shifts_another_stream():
+def test_every_bit_of_a_key_matters_and_no_key_shifts_another_stream():
     ids = np.arange(50_000, dtype=np.uint32)
     key = draw_key(7, 0, 0)
     stream = exponentials(key, ids)
-    for other in (key ^ 1, key ^ (1 << 40)):
-        assert abs(np.corrcoef(stream, exponentials(other, ids))[0, 1]) < 0.02
-    high = (key >> 32) ^ 0x5A5A5A5A
-    moved = (high << 32) | ((key + 3 * 0x9E3779B1) & 0xFFFFFFFF)  # begins 3 ids further on
-    assert abs(np.corrcoef(stream[3:], exponentials(moved, ids)[:-3])[0, 1]) < 0.02
+    for bit in range(64):
+        other = exponentials(key ^ (1 << bit), ids)
+        assert abs(np.corrcoef(stream, other)[0, 1]) < 0.02, f"bit {bit}"
+    for flipped in (0x5A5A5A5A, 1, 0x10000, 0x80000000):
+        high = (key >> 32) ^ flipped
+        moved = (high << 32) | ((key + 3 * 0x9E3779B1) & 0xFFFFFFFF)  # begins 3 ids further on
+        assert abs(np.corrcoef(stream[3:], exponentials(moved, ids)[:-3])[0, 1]) < 0.02
 
 
 def test_equal_inputs_give_equal_tokens_and_any_key_part_changes_them():
