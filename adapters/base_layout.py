@@ -59,7 +59,10 @@ class CheckpointModule:
 
 @dataclass(frozen=True)
 class BaseLayout:
-    """The adapter-facing description of one base at one digest."""
+    """The adapter-facing description of one base at one digest.
+
+    other_names: what else an adapter's config may call it, beside `name`.
+    """
 
     name: str
     digest: str
@@ -72,6 +75,7 @@ class BaseLayout:
     layer_prefix: str
     groups: tuple[GroupShape, ...]
     modules: tuple[CheckpointModule, ...]
+    other_names: tuple[str, ...] = ()
 
     def group(self, group: ModuleGroup) -> GroupShape:
         """The shape of `group`; every base has all of them."""

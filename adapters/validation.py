@@ -113,7 +113,8 @@ def load_adapter_weights(
 
 def _check_base_name(inspection: Inspection, layout: BaseLayout) -> None:
     named = inspection.spec.base_name
-    if named is not None and not same_base(named, layout.name):
+    known = (layout.name, *layout.other_names)
+    if named is not None and not any(same_base(named, name) for name in known):
         raise InvalidAdapterError(
             "base_model_name_or_path",
             f"is {named!r}; this base is {layout.name!r} (if it is the same, name it so, or null)",

@@ -189,7 +189,9 @@ class Assembly:
         checker = RevisionChecker(self.registry, check, [base.digest])
         await checker.start()
         stack.push_async_callback(checker.stop)
-        layout = base_layout(base.config, name=base.name, digest=base.digest)
+        layout = base_layout(
+            base.config, name=base.name, digest=base.digest, other_names=base.names
+        )
         weights = FusedWeights(base.folder, base.config, torch.float32)
         self.onboarding = Onboarding(
             registry=self.registry,

@@ -18,7 +18,9 @@ EMBEDDING_PATH = "model.embed_tokens"
 FINAL_NORM_PATH = "model.norm"
 
 
-def base_layout(config: DecoderConfig, *, name: str, digest: str) -> BaseLayout:
+def base_layout(
+    config: DecoderConfig, *, name: str, digest: str, other_names: tuple[str, ...] = ()
+) -> BaseLayout:
     """The adapter-facing description of a base: its groups, and the modules PEFT knows."""
     return BaseLayout(
         name=name,
@@ -32,6 +34,7 @@ def base_layout(config: DecoderConfig, *, name: str, digest: str) -> BaseLayout:
         layer_prefix=LAYER_PREFIX,
         groups=group_shapes(config),
         modules=checkpoint_modules(config),
+        other_names=other_names,
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 from filelock import FileLock
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -52,6 +53,12 @@ KNOWN_BASES = {
 }
 
 
+class _SavedConfig(msgspec.Struct):
+    """Of a `config.json`: what the model was loaded from when it was saved."""
+
+    name_or_path: str | None = msgspec.field(name="_name_or_path", default=None)
+
+
 @dataclass(frozen=True)
 class BaseModel:
     """A base that is ready to load.
@@ -83,7 +90,8 @@ def pull(reference: str, data_dir: Path, progress: Progress | None = None) -> Ba
         known = KNOWN_BASES[reference]
         folder, name, others = _known(reference, known, models, tell), reference, known.names
     elif path.is_dir():
-        folder, name, others = path.resolve(), path.resolve().name, (reference,)
+        folder = path.resolve()
+        name, others = _names_of_folder(folder)
     elif path.suffix == ".gguf" and path.is_file():
         folder, name, others = _gguf(path, models, tell), path.stem, (reference,)
     elif HUB_ID.fullmatch(reference):
@@ -104,6 +112,24 @@ def pull(reference: str, data_dir: Path, progress: Progress | None = None) -> Ba
         config=config,
         eos_token_ids=eos_token_ids(folder),
     )
+
+
+def _names_of_folder(folder: Path) -> tuple[str, tuple[str, ...]]:
+    """What a local folder is called: its own name, what its config says it was saved from, and the
+    known base that it is a pulled copy of."""
+    for name, known in KNOWN_BASES.items():
+        if folder.name == _pulled_name(name, known):
+            return name, known.names
+    try:
+        saved = msgspec.json.decode((folder / "config.json").read_bytes(), type=_SavedConfig)
+    except (OSError, msgspec.MsgspecError):
+        return folder.name, ()  # `read_config` says what is wrong with the file
+    return folder.name, (saved.name_or_path,) if saved.name_or_path else ()
+
+
+def _pulled_name(name: str, known: KnownBase) -> str:
+    """The folder of a known base among the pulled ones."""
+    return f"{name}-{known.sha256[:12]}"
 
 
 def eos_token_ids(folder: Path) -> tuple[int, ...]:
@@ -128,7 +154,7 @@ def _known(name: str, known: KnownBase, models: Path, tell: Progress) -> Path:
             raise BaseFetchError(name, f"sha256 is {actual}, expected {known.sha256}")
         return file
 
-    return _convert_once(models / f"{name}-{known.sha256[:12]}", fetch, tell)
+    return _convert_once(models / _pulled_name(name, known), fetch, tell)
 
 
 def _gguf(file: Path, models: Path, tell: Progress) -> Path:

@@ -4,6 +4,7 @@ import copy
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -310,6 +311,13 @@ def test_the_bases_name(named: str | None, accepted: bool, plain: Any) -> None:
         with pytest.raises(InvalidAdapterError) as caught:
             check(base, trained.folder)
         assert caught.value.param == "base_model_name_or_path"
+
+
+def test_another_name_of_the_base(plain: Any) -> None:
+    base, trained = plain
+    set_config(trained.folder, base_model_name_or_path="Some-Org/Known-As")
+    known = replace(base, layout=replace(base.layout, other_names=("some-org/known-as",)))
+    assert check(known, trained.folder).base_name == "Some-Org/Known-As"
 
 
 def test_copies_of_the_head(make_base: Callable[..., Any], train: Callable[..., Any]) -> None:

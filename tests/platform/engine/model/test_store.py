@@ -37,6 +37,20 @@ def test_a_folder_is_used_in_place(own_folder: Path, tmp_path: Path) -> None:
     assert sorted(own_folder.iterdir()) == before
 
 
+def test_a_folder_knows_what_it_was_saved_from(own_folder: Path, tmp_path: Path) -> None:
+    config = json.loads((own_folder / "config.json").read_text())
+    (own_folder / "config.json").write_text(json.dumps(config | {"_name_or_path": "Org/Model-1B"}))
+    assert "Org/Model-1B" in pull(str(own_folder), tmp_path / "data").names
+
+
+def test_a_pulled_folder_keeps_the_known_name(own_folder: Path, tmp_path: Path) -> None:
+    name, known = next(iter(store.KNOWN_BASES.items()))
+    pulled = own_folder.rename(own_folder.with_name(f"{name}-{known.sha256[:12]}"))
+    base = pull(str(pulled), tmp_path / "data")
+    assert base.name == name
+    assert set(known.names) < set(base.names)
+
+
 @pytest.mark.parametrize("reference", ["no-such-name", "./nowhere", "missing.gguf", "a/b/c"])
 def test_a_reference_that_names_nothing(reference: str, tmp_path: Path) -> None:
     with pytest.raises(BaseNotFoundError, match=reference):
