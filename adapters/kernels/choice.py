@@ -1,7 +1,6 @@
 """Which implementation of the LoRA gather op an engine runs: decided once, when it starts."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -18,16 +17,11 @@ class LoraChoice:
     fallback_reason: str | None = None
 
 
-def choose_lora_op(
-    dtype: torch.dtype, device: torch.device, cache_dir: Path | None = None
-) -> LoraChoice:
-    """The fastest implementation for `device` that can be built here.
-
-    cache_dir: where built ops are kept, as for `load_cpu_ops`.
-    """
+def choose_lora_op(dtype: torch.dtype, device: torch.device) -> LoraChoice:
+    """The fastest implementation for `device` that can be built here."""
     if device.type != "cpu":
         return LoraChoice(ReferenceLoraOp(), f"no op for {device.type} devices")
-    reason = load_cpu_lora(dtype, cache_dir)
+    reason = load_cpu_lora(dtype)
     if reason is not None:
         return LoraChoice(ReferenceLoraOp(), reason)
     return LoraChoice(CpuLoraOp(dtype))

@@ -17,11 +17,11 @@ _DTYPES = (torch.bfloat16, torch.float32)
 _LANES = 16
 
 
-def load_cpu_lora(dtype: torch.dtype, cache_dir: Path | None = None) -> str | None:
+def load_cpu_lora(dtype: torch.dtype) -> str | None:
     """Build and load the op; the reason if `dtype` cannot run on it."""
     if dtype not in _DTYPES:
         return f"no CPU op for {dtype}"
-    return load_cpu_ops("polyloom_lora", _SOURCES, cache_dir)
+    return load_cpu_ops("polyloom_lora", _SOURCES)
 
 
 class CpuLoraOp:

@@ -118,8 +118,7 @@ def _engine_ops(settings: EngineSettings, capabilities: Capabilities) -> EngineO
 def _lora_op(settings: EngineSettings, dtype: torch.dtype, device: torch.device) -> LoraChoice:
     if settings.implementation == "reference":
         return LoraChoice(ReferenceLoraOp())
-    cache_dir = None if settings.kernel_cache is None else Path(settings.kernel_cache)
-    return choose_lora_op(dtype, device, cache_dir)
+    return choose_lora_op(dtype, device)
 
 
 def _cache_config(

@@ -15,7 +15,6 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     address: `ipc://` and a path in a folder that only this user can enter.
     kv_memory, adapter_memory: bytes.  max_model_len: None for what the base allows, in any case no
     more than the KV memory holds.  threads: of torch's operators.
-    kernel_cache: folder of compiled ops, None for the user's own.
     implementation: `reference` forces plain torch everywhere.
     """
 
@@ -34,7 +33,6 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     queue_limit: int = 1024
     max_model_len: int | None = None
     max_rank: int = 256
-    kernel_cache: str | None = None
     implementation: Literal["auto", "reference"] = "auto"
 
     def __post_init__(self) -> None:

@@ -102,8 +102,7 @@ def _engine_ops(settings: FidelitySettings) -> EngineOps:
 def _lora_choice(settings: FidelitySettings) -> LoraChoice:
     if settings.implementation == "reference":
         return LoraChoice(ReferenceLoraOp())
-    cache = None if settings.kernel_cache is None else Path(settings.kernel_cache)
-    return choose_lora_op(torch.float32, torch.device("cpu"), cache)
+    return choose_lora_op(torch.float32, torch.device("cpu"))
 
 
 def _config_for_base(inspection: Inspection) -> LoraConfig:

@@ -17,8 +17,7 @@ class FidelitySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     model_folder: the base in Hugging Face format.  memory_bytes: what both models together may
     take as fp32; a base that needs more is streamed layer by layer.  threads: of torch.
-    implementation: of the engine's ops, as in `EngineSettings`.  kernel_cache: folder of compiled
-    ops, None for the user's own.
+    implementation: of the engine's ops, as in `EngineSettings`.
     """
 
     model_folder: str
@@ -27,7 +26,6 @@ class FidelitySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     threads: int
     memory_bytes: int
     implementation: Literal["auto", "reference"] = "auto"
-    kernel_cache: str | None = None
 
 
 class Check(msgspec.Struct, frozen=True, tag="check"):
