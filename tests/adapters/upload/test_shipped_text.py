@@ -27,7 +27,7 @@ def write_tokenizer(tmp_path: Path) -> Callable[[int], Path]:
     return write
 
 
-def refused(folder: Path, file: str, match: str = "") -> None:
+def refused(folder: Path, file: str, match: str | None = None) -> None:
     with pytest.raises(InvalidAdapterError, match=match) as caught:
         check_shipped_text(folder, VOCABULARY)
     assert caught.value.param == file
