@@ -303,7 +303,8 @@ def test_a_machine_without_a_compiler_runs_the_reference(
     revision: Callable[..., AdapterWeights],
 ) -> None:
     monkeypatch.setenv("CXX", "/nonexistent/c++")
-    choice = choose_lora_op(torch.float32, torch.device("cpu"), tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))  # where nothing was built before
+    choice = choose_lora_op(torch.float32, torch.device("cpu"))
     assert choice.op.name == "reference"
     assert "no C++ compiler" in str(choice.fallback_reason)
     placed = Placed(choice.op, AdapterPages(pool_config(), layout, choice.op), [revision(0, 8)])

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -52,11 +51,11 @@ def applied(op: LoraOp, layout: BaseLayout, dtype: torch.dtype) -> torch.Tensor:
     return y.float()
 
 
-def compiled_for(flags: tuple[str, ...], layout: BaseLayout, cache: Path) -> None:
+def compiled_for(flags: tuple[str, ...], layout: BaseLayout) -> None:
     """In a process of its own, since an op can be registered once."""
     build.COMPILE_FLAGS = (*build.COMPILE_FLAGS, *flags)
     for dtype, bound in ((torch.float32, 1e-4), (torch.bfloat16, 5e-2)):
-        reason = load_cpu_lora(dtype, cache)
+        reason = load_cpu_lora(dtype)
         if reason is not None:
             raise SystemExit(reason)
         expected = applied(ReferenceLoraOp(), layout, dtype)
@@ -67,11 +66,9 @@ def compiled_for(flags: tuple[str, ...], layout: BaseLayout, cache: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [PORTABLE, NO_TILES], ids=["portable", "no-tiles"])
-def test_the_op_compiles_and_agrees(
-    flags: tuple[str, ...], layout: BaseLayout, tmp_path: Path
-) -> None:
+def test_the_op_compiles_and_agrees(flags: tuple[str, ...], layout: BaseLayout) -> None:
     process = multiprocessing.get_context("spawn").Process(
-        target=compiled_for, args=(flags, layout, tmp_path)
+        target=compiled_for, args=(flags, layout)
     )
     process.start()
     process.join()
