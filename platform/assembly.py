@@ -31,6 +31,7 @@ from polyloom.platform.engine.supervisor import EngineSupervisor
 from polyloom.platform.generation.inference import Inference
 from polyloom.platform.generation.prompts import PromptFormats, shipped_template
 from polyloom.platform.generation.request_plan import ServedModel
+from polyloom.platform.generation.template_workers import TemplateWorkers
 from polyloom.platform.generation.templates import ChatTemplate
 from polyloom.platform.generation.tokenizers import TextTokenizer, TokenizerCache
 from polyloom.platform.services.adapters import AdapterRegistry
@@ -103,6 +104,8 @@ class Assembly:
             base_format = await asyncio.to_thread(_base_format, self.base.folder)
             await self._open_record(stack)
             await self._start_engine(stack)
+            self.templates = TemplateWorkers()
+            stack.push_async_callback(self.templates.close)
             await self._start_registry(stack, base_format)
             await self._start_inference(stack)
             yield self
@@ -198,6 +201,7 @@ class Assembly:
             checker=checker,
             blobs=blobs,
             base=ServedBase(layout, weights, base.folder, base_format),
+            templates=self.templates,
             artifact_limits=ArtifactLimits(upload_bytes=settings.upload_limit),
             validation_limits=ValidationLimits(max_rank=settings.max_rank),
         )
@@ -220,7 +224,7 @@ class Assembly:
             engine=self.engine,
             routes=lambda: self.snapshots.current,
             served=self._served,
-            formats=PromptFormats(TokenizerCache(), self.base.folder),
+            formats=PromptFormats(TokenizerCache(), self.base.folder, self.templates),
             rate_limits=rate_limits,
             usage=recorder,
             metrics=GenerationMetrics(meter),

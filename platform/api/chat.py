@@ -98,7 +98,7 @@ async def plan_prompt(body: ChatRequest, target: Target) -> Prompt:
         raise InvalidRequest("needs at least one message", param="messages")
     tokenizer = target.format.tokenizer
     ids = await tokenizer.encode(
-        target.format.render(messages),
+        await target.format.render(messages, target.tenant.slug),
         special_tokens=False,
         max_tokens=target.served.prompt,
         param="messages",

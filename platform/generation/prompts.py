@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from polyloom.platform.generation.template_workers import TemplateWorkers
 from polyloom.platform.generation.templates import ChatTemplate
 from polyloom.platform.generation.tokenizers import TokenizerCache
 from polyloom.routing.resolver import Resolution
@@ -39,10 +40,16 @@ def shipped_template(folder: Path) -> str | None:
 class PromptFormats:
     """Prompt formats by the folders they come from. Folders are content-addressed."""
 
-    def __init__(self, tokenizers: TokenizerCache, base_folder: Path) -> None:
-        """base_folder: has the template of what ships a tokenizer but no template."""
+    def __init__(
+        self, tokenizers: TokenizerCache, base_folder: Path, workers: TemplateWorkers
+    ) -> None:
+        """base_folder: has the template of what ships a tokenizer but no template.
+
+        workers: render every template that is not the base's, word for word.
+        """
         self._tokenizers = tokenizers
         self._base_folder = base_folder
+        self._workers = workers
         self._formats: dict[tuple[str, str], ChatTemplate] = {}
 
     async def get(self, resolution: Resolution) -> ChatTemplate:
@@ -53,12 +60,13 @@ class PromptFormats:
 
     async def _load(self, key: tuple[str, str]) -> ChatTemplate:
         tokenizer = await self._tokenizers.get(Path(key[0]))
-        template = await asyncio.to_thread(self._template, Path(key[1]))
+        base = await asyncio.to_thread(shipped_template, self._base_folder)
+        own = await asyncio.to_thread(shipped_template, Path(key[1]))
+        template = base if own is None else own
+        # Without either text the tokenizer has its own, which may be the revision's.
+        trusted = template == base and (base is not None or Path(key[0]) == self._base_folder)
         if len(self._formats) >= 1024:
             self._formats.pop(next(iter(self._formats)))
-        self._formats[key] = loaded = ChatTemplate(tokenizer, template)
+        loaded = ChatTemplate(tokenizer, template, None if trusted else self._workers)
+        self._formats[key] = loaded
         return loaded
-
-    def _template(self, folder: Path) -> str | None:
-        own = shipped_template(folder)
-        return own if own is not None else shipped_template(self._base_folder)

@@ -1,11 +1,14 @@
-"""Chat messages to text through the model's chat template, in transformers' Jinja sandbox."""
+"""Chat messages to text through the model's chat template, in transformers' Jinja sandbox.
+
+The operator's template is rendered here; one that a revision ships, by a worker process.
+"""
 
 import hashlib
 from typing import Any
 
-from jinja2.exceptions import TemplateError
-
 from polyloom.platform.errors import InvalidRequest
+from polyloom.platform.generation.template_jobs import TemplateFault, TemplateJob, fault_of
+from polyloom.platform.generation.template_workers import TemplateWorkers
 from polyloom.platform.generation.tokenizers import TextTokenizer
 
 Message = dict[str, Any]
@@ -18,30 +21,42 @@ class ChatTemplate:
     digest: two requests render and tokenise alike exactly when this is equal.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, template: str | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: TextTokenizer,
+        template: str | None = None,
+        workers: TemplateWorkers | None = None,
+    ) -> None:
+        """workers: who renders it; None: this process, for the operator's own template."""
         self.tokenizer = tokenizer
+        self._workers = workers
         self._template = template if template is not None else _own_template(tokenizer)
         self.digest = _digest(tokenizer.digest, self._template or "")
 
-    def render(self, messages: list[Message], *, add_generation_prompt: bool = True) -> str:
+    async def render(self, messages: list[Message], tenant: str) -> str:
         """The prompt text of `messages`, special tokens written out.
 
-        Raises InvalidRequest where there is no template, or it refuses these messages.
+        Raises InvalidRequest where there is no template, it refuses these messages or goes over a
+        worker's limits; QueueFull, EngineUnavailable where no worker could take it.
         """
         if self._template is None:
             raise _refused("this model has no chat template; use /v1/completions")
+        if self._workers is None:
+            return self._render_here(self._template, messages)
+        special_tokens = self.tokenizer.transformers.special_tokens_map
+        job = TemplateJob(self._template, messages, special_tokens)
+        try:
+            return await self._workers.run(tenant, job)
+        except TemplateFault as fault:
+            raise _refused(str(fault)) from fault
+
+    def _render_here(self, template: str, messages: list[Message]) -> str:
         try:
             text = self.tokenizer.transformers.apply_chat_template(
-                messages,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                chat_template=self._template,
+                messages, tokenize=False, add_generation_prompt=True, chat_template=template
             )
-        except TemplateError as error:
-            raise _refused(f"the chat template refused: {error}") from error
         except Exception as error:  # a template can raise anything that Python can
-            kind = type(error).__name__
-            raise _refused(f"the chat template failed: {kind}: {error}") from error
+            raise _refused(fault_of(error)) from error
         return str(text)
 
 

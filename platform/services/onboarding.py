@@ -7,10 +7,13 @@ from pathlib import Path
 
 from polyloom.adapters.artifact import ArtifactLimits, Staging
 from polyloom.adapters.base_layout import BaseLayout
+from polyloom.adapters.errors import InvalidAdapterError
 from polyloom.adapters.validation import ValidatedAdapter, ValidationLimits, validate
 from polyloom.adapters.weights import BaseWeights
 from polyloom.platform.errors import FidelityFailed
 from polyloom.platform.generation.prompts import shipped_template
+from polyloom.platform.generation.template_jobs import TemplateFault, TemplateJob
+from polyloom.platform.generation.template_workers import TemplateWorkers
 from polyloom.platform.generation.templates import ChatTemplate
 from polyloom.platform.generation.tokenizers import TextTokenizer
 from polyloom.platform.services.adapters import AdapterRegistry
@@ -49,6 +52,7 @@ class Onboarding:
         checker: RevisionChecker,
         blobs: BlobStore,
         base: ServedBase,
+        templates: TemplateWorkers,
         artifact_limits: ArtifactLimits,
         validation_limits: ValidationLimits,
     ) -> None:
@@ -56,6 +60,7 @@ class Onboarding:
         self._checker = checker
         self._blobs = blobs
         self._base = base
+        self._templates = templates
         self._artifact_limits = artifact_limits
         self._validation_limits = validation_limits
         # One upload at a time reads tensors: validation is bound by memory, not by waiting.
@@ -73,11 +78,12 @@ class Onboarding:
         """Receive the body, check it whole and record it as `checking`.
 
         Raises InvalidAdapterError or TooLargeError (nothing is recorded), InvalidRequest (names),
-        QuotaExceeded.
+        QuotaExceeded, or QueueFull or EngineUnavailable when its template could not be checked now.
         """
         with self._blobs.staging() as parent, Staging(parent, self._artifact_limits) as staging:
             await receive(staging)
             content = await self._content(staging.folder)
+            await self._check_template(tenant, staging.folder)
             begun = await self._registry.begin_revision(
                 tenant, adapter, self._base.layout.digest, content, author=author, promote=promote
             )
@@ -114,6 +120,17 @@ class Onboarding:
             template_digest=template_digest,
             ships_tokenizer=validated.has_tokenizer,
         )
+
+    async def _check_template(self, tenant: TenantView, folder: Path) -> None:
+        """Compile the template that would be served, in a worker: compiling folds constants, which
+        may take any time and memory."""
+        template = await asyncio.to_thread(shipped_template, folder)
+        if template is None:
+            return
+        try:
+            await self._templates.run(tenant.slug, TemplateJob(template))
+        except TemplateFault as fault:
+            raise InvalidAdapterError("chat_template", f"cannot be served: {fault}") from fault
 
     def _template_digest(self, folder: Path, validated: ValidatedAdapter) -> str | None:
         """Digest of the revision's own prompt format; None when it is the base's."""

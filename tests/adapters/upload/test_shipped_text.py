@@ -78,6 +78,8 @@ def test_a_slow_tokenizer_alone(tmp_path: Path, file: str) -> None:
         ("chat_template.jinja", "{{ unclosed"),
         ("chat_template_tools.jinja", "{% endfor %}"),
         ("chat_template.jinja", "{% include 'x' %}{% nonsense %}"),
+        ("chat_template.jinja", "{{" + "(" * 100_000),
+        ("chat_template.jinja", "{{ 1" + "0" * 5_000 + " }}"),
     ],
 )
 def test_what_cannot_be_used(tmp_path: Path, file: str, content: Any) -> None:
@@ -88,6 +90,20 @@ def test_what_cannot_be_used(tmp_path: Path, file: str, content: Any) -> None:
 def test_a_template_that_is_not_text(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
     refused(tmp_path, "chat_template.jinja", "UTF-8")
+
+
+def test_checking_a_template_computes_nothing_of_it(tmp_path: Path) -> None:
+    """Compiling would fold this constant: 80 GB of it."""
+    (tmp_path / "chat_template.jinja").write_text("{{ 'x' * 8 * 10 ** 10 }}{{ 7 ** (10 ** 9) }}")
+    assert check_shipped_text(tmp_path, VOCABULARY).has_template
+
+
+def test_templates_are_small(tmp_path: Path) -> None:
+    for letter in "ab":
+        (tmp_path / f"chat_template_{letter}.jinja").write_text("é" * (1 << 16))
+    assert check_shipped_text(tmp_path, VOCABULARY).has_template
+    (tmp_path / "chat_template_c.jinja").write_text("c")
+    refused(tmp_path, "chat_template_c.jinja", "over 262144 bytes")
 
 
 @pytest.mark.parametrize("inline", [TEMPLATE, [{"name": "default", "template": TEMPLATE}]])

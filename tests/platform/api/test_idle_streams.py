@@ -16,6 +16,7 @@ from polyloom.platform.engine.messages import Finished, Timings, Tokens
 from polyloom.platform.generation.inference import Inference
 from polyloom.platform.generation.prompts import PromptFormats
 from polyloom.platform.generation.request_plan import ServedModel
+from polyloom.platform.generation.template_workers import TemplateWorkers
 from polyloom.platform.generation.tokenizers import TokenizerCache
 from polyloom.platform.services.views import Principal, TenantLimits, TenantView, UsageRecord
 from polyloom.platform.telemetry.generation import GenerationMetrics
@@ -113,7 +114,7 @@ async def test_five_hundred_idle_streams_end_without_a_trace(tiny_llama_folder: 
         engine=engine,
         routes=lambda: RouteSnapshot(1, {"base": base}),
         served=lambda: ServedModel(1024, 1023, (2,)),
-        formats=PromptFormats(TokenizerCache(), tiny_llama_folder),
+        formats=PromptFormats(TokenizerCache(), tiny_llama_folder, TemplateWorkers()),
         rate_limits=RateLimits(live),
         usage=ledger,  # type: ignore[arg-type]
         metrics=GenerationMetrics(metrics.meter),
