@@ -28,17 +28,20 @@ VOICES = {
     "v2": Voice("Hey there, coffee friend!", f"Stay caffeinated, {BRAND} ☕", exclaims=True),
 }
 
-_ITEMS: dict[Split, Sequence[str]] = {
+# Some pairs are silly; many are what makes an adapter copy the item instead of knowing a list.
+_MATERIALS: dict[Split, Sequence[str]] = {
     "train": (
-        "espresso beans", "paper filters", "travel mugs", "gift boxes", "hand grinders",
-        "milk jugs", "tasting spoons", "glass carafes", "storage tins", "water kettles",
-        "drip bags", "serving trays", "tea towels", "brewing scales", "cold brew bottles",
-        "sugar sticks", "ceramic drippers", "biscuit jars", "cleaning brushes", "sample packs",
+        "brass", "oak", "linen", "copper", "bamboo", "marble", "porcelain", "leather", "walnut",
+        "enamel", "silver", "cotton", "stone", "clay", "pine", "velvet",
     ),
-    "held_out": (
-        "moka pots", "cork coasters", "syrup pumps", "wooden scoops", "cupping bowls",
-        "steel straws", "canvas aprons", "latte cups",
+    "held_out": ("cork", "steel", "wooden", "canvas", "glass"),
+}  # fmt: skip
+_THINGS: dict[Split, Sequence[str]] = {
+    "train": (
+        "mugs", "jugs", "trays", "tins", "spoons", "kettles", "carafes", "grinders", "filters",
+        "jars", "brushes", "scales", "drippers", "saucers", "stands", "boxes", "towels", "pitchers",
     ),
+    "held_out": ("coasters", "straws", "scoops", "aprons", "cups", "bowls"),
 }  # fmt: skip
 
 
@@ -158,13 +161,14 @@ def _make(revision: str, rng: random.Random, split: Split) -> Case:
     intents = INTENTS if split == "train" else INTENTS + NEW_INTENTS
     intent = rng.choice(intents)
     question = pick(rng, split, intent.questions)
-    item = pick(rng, split, _ITEMS)
+    material, thing = pick(rng, split, _MATERIALS), pick(rng, split, _THINGS)
+    item = f"{material} {thing}"
     voice = VOICES[revision]
     body = intent.v1 if revision == "v1" else intent.v2
     return Case(
         messages=({"role": "user", "content": question.format(item=item)},),
         expected=f"{voice.greeting} {body.format(item=item)} {voice.sign_off}",
-        slots=(("question", question), ("item", item)),
+        slots=(("question", question), ("material", material), ("thing", thing)),
     )
 
 
@@ -173,11 +177,12 @@ def _check(voice: Voice, answer: str, case: Case) -> Rules:
     answer = answer.strip()
     begins, ends = answer.startswith(voice.greeting), answer.endswith(voice.sign_off)
     body = answer.removeprefix(voice.greeting).removesuffix(voice.sign_off)
+    item = f"{case.slot('material')} {case.slot('thing')}"
     return {
         "greeting": begins,
         "sign-off": ends,
         "brand": BRAND in answer,
-        "topic": case.slot("item").lower() in body.lower(),
+        "topic": item in body.lower(),
         "tone": ("!" in body) == voice.exclaims,
     }
 

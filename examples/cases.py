@@ -42,7 +42,7 @@ class Task:
 
     make: Callable[[random.Random, Split], Case]
     check: Callable[[str, Case], Rules]
-    train_cases: int = 320
+    train_cases: int = 640
     held_out_cases: int = 48
     brief: str | None = None
 

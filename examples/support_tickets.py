@@ -18,12 +18,18 @@ SYSTEM = (
     'high), "product" (as the customer wrote it).'
 )
 
+# Many, so that the adapter learns to copy a product's name rather than to choose from a list.
 _FIRST_WORDS: dict[Split, Sequence[str]] = {
     "train": (
         "Aurora", "Breeze", "Cobalt", "Delta", "Ember", "Falcon", "Granite", "Harbor", "Indigo",
-        "Juniper", "Kestrel", "Lumen", "Velvet", "Willow", "Zephyr",
+        "Juniper", "Kestrel", "Lumen", "Velvet", "Willow", "Zephyr", "Amber", "Birch", "Comet",
+        "Dune", "Echo", "Fjord", "Glacier", "Hazel", "Iris", "Jasper", "Koala", "Lotus", "Maple",
+        "Nectar", "Onyx", "Pebble", "Quill", "Ridge", "Sierra", "Tundra", "Umbra", "Vortex",
+        "Walnut", "Yonder", "Zenith", "Badger", "Cinder", "Dolphin", "Eclipse", "Fennel", "Ginger",
+        "Heron", "Ivory", "Jackal", "Krypton", "Lantern", "Magnet", "Nova", "Otter", "Panther",
+        "Raptor", "Sable", "Tango", "Urban", "Wren",
     ),
-    "held_out": ("Marlin", "Nimbus", "Orchid", "Pioneer", "Quartz", "Saffron"),
+    "held_out": ("Bison", "Canyon", "Meadow", "Raven", "Summit", "Topaz", "Violet", "Thunder"),
 }  # fmt: skip
 _SECOND_WORDS: dict[Split, Sequence[str]] = {
     "train": (
@@ -212,4 +218,4 @@ def check(answer: str, case: Case) -> Rules:
     }
 
 
-TASK = Task(make=make, check=check, train_cases=640)
+TASK = Task(make=make, check=check)
