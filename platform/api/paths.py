@@ -5,6 +5,8 @@ from urllib.parse import unquote
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Receive, Scope, Send
 
+from polyloom.platform.errors import NotFound
+
 
 class EncodedPaths:
     """Routes by the path as it was sent, so that an encoded `/` does not divide it."""
@@ -20,5 +22,9 @@ class EncodedPaths:
 
 
 def name_in_path(part: str) -> str:
-    """The name that a path parameter stands for."""
-    return unquote(part)
+    """The name that a path parameter stands for. Raises NotFound for one that nothing can have:
+    PostgreSQL cannot even be asked for a name with a NUL."""
+    name = unquote(part)
+    if "\0" in name:
+        raise NotFound(f"nothing is called {name!r}")
+    return name

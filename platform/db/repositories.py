@@ -10,6 +10,7 @@ from sqlalchemy import func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import joinedload, selectinload
 
+from polyloom.platform.db.bounds import LARGEST_ID, LARGEST_NUMBER
 from polyloom.platform.db.models import (
     LIVE_STATES,
     AdapterRow,
@@ -67,6 +68,8 @@ class ApiKeyRepository(Repository[ApiKeyRow]):
 
     async def of_tenant(self, slug: str, key_id: int) -> ApiKeyRow | None:
         """The key if it is that tenant's, locked."""
+        if not 0 < key_id <= LARGEST_ID:
+            return None
         return await self.session.scalar(
             select(ApiKeyRow)
             .join(ApiKeyRow.tenant)
@@ -183,6 +186,8 @@ class RevisionRepository(Repository[RevisionRow]):
 
     async def numbered(self, adapter_id: int, number: int) -> RevisionRow | None:
         """An adapter's revision, with its adapter, tenant and base."""
+        if not 0 < number <= LARGEST_NUMBER:
+            return None
         return await self.viewed(adapter_id=adapter_id, number=number)
 
     async def live_content(self, adapter_id: int, base_id: int, digest: str) -> RevisionRow | None:

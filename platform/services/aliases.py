@@ -10,6 +10,7 @@ from datetime import datetime
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from polyloom.platform.clock import Clock, system_clock, utc
+from polyloom.platform.db.bounds import check_text
 from polyloom.platform.db.engine import Database
 from polyloom.platform.db.models import AdapterRow, AliasChangeRow, AliasRow, RevisionRow
 from polyloom.platform.db.repositories import (
@@ -110,8 +111,9 @@ class AliasService:
         reason: str | None = None,
     ) -> AliasView:
         """Point the alias at revision `number`, creating it if need be. Raises InvalidRequest
-        (alias), NotFound, Conflict (the revision is not ready)."""
+        (alias, reason), NotFound, Conflict (the revision is not ready)."""
         check_alias(alias)
+        check_text("reason", reason)
         async with self._database.write() as session:
             owner = await _locked(session, tenant_id, adapter)
             revision = await RevisionRepository(session).numbered(owner.id, number)
@@ -139,7 +141,9 @@ class AliasService:
         reason: str | None = None,
     ) -> AliasView:
         """Back to the revision before the present one; again: one further back. Revisions that are
-        not ready any more are passed over. Raises NotFound, Conflict (nothing to go back to)."""
+        not ready any more are passed over. Raises InvalidRequest (reason), NotFound, Conflict
+        (nothing to go back to)."""
+        check_text("reason", reason)
         async with self._database.write() as session:
             owner = await _locked(session, tenant_id, adapter)
             row = await _alias(session, owner, alias)

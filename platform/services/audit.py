@@ -5,6 +5,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
+from polyloom.platform.db.bounds import LARGEST_ID, check_number
 from polyloom.platform.db.engine import Database
 from polyloom.platform.db.models import AuditRow, TenantRow
 from polyloom.platform.services.views import AuditEntry
@@ -42,7 +43,10 @@ class AuditService:
     async def entries(
         self, *, tenant_id: int | None = None, before_id: int | None = None, limit: int = 100
     ) -> tuple[AuditEntry, ...]:
-        """Newest first; of one tenant if given; older than entry `before_id` if given."""
+        """Newest first; of one tenant if given; older than entry `before_id` if given. Raises
+        InvalidRequest (before_id, limit)."""
+        check_number("before_id", before_id, LARGEST_ID)
+        check_number("limit", limit)
         tenant = aliased(TenantRow)
         statement = (
             select(AuditRow, tenant.slug)

@@ -17,6 +17,7 @@ from sqlalchemy import select, update
 
 from polyloom.platform.clock import Clock, system_clock, utc
 from polyloom.platform.coordination.announcements import Announcements, KeysChanged
+from polyloom.platform.db.bounds import check_moment
 from polyloom.platform.db.engine import Database
 from polyloom.platform.db.models import ApiKeyRow
 from polyloom.platform.db.repositories import ApiKeyRepository, TenantRepository
@@ -69,8 +70,9 @@ class KeyService:
         expires_at: datetime | None = None,
     ) -> IssuedKey:
         """A new key of `tenant` (a slug). Raises NotFound; InvalidRequest for no or unknown scopes
-        and for an expiry in the past."""
+        and for an expiry in the past or without a time zone."""
         _check_scopes(scopes)
+        check_moment("expires_at", expires_at)
         if expires_at is not None and expires_at <= utc(self._clock):
             raise InvalidRequest("the expiry is in the past", param="expires_at")
         key = "pl_" + secrets.token_urlsafe(32)

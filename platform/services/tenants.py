@@ -8,6 +8,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from polyloom.platform.coordination.announcements import Announcements, KeysChanged
+from polyloom.platform.db.bounds import LARGEST_ID, LARGEST_NUMBER, check_number
 from polyloom.platform.db.engine import Database
 from polyloom.platform.db.models import TenantRow
 from polyloom.platform.db.repositories import TenantRepository
@@ -18,6 +19,8 @@ from polyloom.platform.services.views import TenantLimits, TenantState, TenantVi
 
 _SLUG = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 NO_LIMITS = TenantLimits()
+LARGEST_LIMITS = {"tokens_per_minute": LARGEST_ID, "storage_bytes": LARGEST_ID}
+"""Limits whose columns are of 64 bits; the others have 32."""
 
 
 class TenantService:
@@ -105,7 +108,9 @@ class TenantService:
 
 
 async def _found(session: AsyncSession, slug: str, *, lock: bool = False) -> TenantRow:
-    row = await TenantRepository(session).by_slug(slug, lock=lock)
+    row = None
+    if _SLUG.fullmatch(slug):
+        row = await TenantRepository(session).by_slug(slug, lock=lock)
     if row is None:
         raise NotFound(f"no tenant {slug!r}")
     return row
@@ -121,5 +126,4 @@ def _set_limits(row: TenantRow, limits: TenantLimits) -> None:
 
 def _check_limits(limits: TenantLimits) -> None:
     for name, value in msgspec.structs.asdict(limits).items():
-        if value is not None and value < 0:
-            raise InvalidRequest(f"the limit {name} is negative", param=name)
+        check_number(name, value, LARGEST_LIMITS.get(name, LARGEST_NUMBER))

@@ -11,6 +11,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Select, func, insert, select
 from sqlalchemy.exc import SQLAlchemyError
 
+from polyloom.platform.db.bounds import check_moment, check_number, check_text
 from polyloom.platform.db.engine import Database
 from polyloom.platform.db.models import TenantRow, UsageRow
 from polyloom.platform.periodic import Periodic
@@ -122,6 +123,13 @@ class UsageFilter(msgspec.Struct, frozen=True, kw_only=True):
     since: datetime | None = None
     until: datetime | None = None
 
+    def __post_init__(self) -> None:
+        """Raises InvalidRequest for what no row can be compared with."""
+        check_text("adapter", self.adapter)
+        check_number("revision", self.revision)
+        check_moment("since", self.since)
+        check_moment("until", self.until)
+
     def clauses(self) -> list[ColumnElement[bool]]:
         """As conditions on the usage table."""
         found = [
@@ -152,7 +160,8 @@ class UsageService:
     async def rows(
         self, where: UsageFilter = ALL_USAGE, *, limit: int = 100
     ) -> tuple[UsageRecord, ...]:
-        """Newest first."""
+        """Newest first. Raises InvalidRequest (limit)."""
+        check_number("limit", limit)
         statement = (
             select(UsageRow)
             .where(*where.clauses())

@@ -14,7 +14,7 @@ RevisionState = Literal["checking", "ready", "failed", "retired", "quarantined"]
 TenantState = Literal["active", "disabled"]
 
 
-class TenantLimits(msgspec.Struct, frozen=True, kw_only=True):
+class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a tenant may use; None is unlimited.
 
     requests_per_minute, tokens_per_minute: over a sliding minute.  concurrent_requests: running or

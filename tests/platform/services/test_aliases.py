@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from polyloom.platform.errors import Conflict, NotFound
+from polyloom.platform.errors import Conflict, InvalidRequest, NotFound
 from polyloom.platform.services.views import TenantView
 
 if TYPE_CHECKING:
@@ -94,3 +94,27 @@ async def test_a_storm_of_moves_keeps_a_true_history(process: "Process") -> None
     snapshot = process.snapshots.current
     (entry,) = snapshot.adapters.values()
     assert entry.aliases == {"prod": alias.number}
+
+
+@pytest.mark.parametrize("number", [0, -1, 2**31, 2**63, 10**30])
+async def test_a_number_that_no_column_can_hold_is_no_revision(
+    process: "Process", number: int
+) -> None:
+    acme = await process.tenant()
+    await process.ready(acme, "a")
+    with pytest.raises(NotFound):
+        await process.aliases.move(acme.id, "support", "prod", number, author="key:1")
+    with pytest.raises(NotFound):
+        await process.registry.revision(acme.id, "support", number)
+    with pytest.raises(NotFound):
+        await process.registry.retire(acme.id, "support", number, author="key:1")
+
+
+@pytest.mark.parametrize("reason", ["a\0b", "x" * 1_001])
+async def test_a_reason_is_short_text(process: "Process", reason: str) -> None:
+    acme = await three_promoted(process)
+    with pytest.raises(InvalidRequest) as moved:
+        await process.aliases.move(acme.id, "support", "prod", 1, author="key:1", reason=reason)
+    with pytest.raises(InvalidRequest) as rolled_back:
+        await process.aliases.rollback(acme.id, "support", "prod", author="key:1", reason=reason)
+    assert moved.value.param == rolled_back.value.param == "reason"

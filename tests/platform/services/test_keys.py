@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from sqlalchemy import select
 
@@ -144,8 +145,9 @@ async def test_tenants_are_unique_and_listed(process: "Process") -> None:
     assert [tenant.slug for tenant in await process.tenants.list()] == ["a", "b"]
     with pytest.raises(NotFound):
         await process.tenants.get("c")
-    with pytest.raises(InvalidRequest, match="requests_per_minute"):
-        await process.tenant("c", requests_per_minute=-1)
+    for wrong in (-1, 2**31):
+        with pytest.raises(InvalidRequest, match="requests_per_minute"):
+            await process.tenant("c", requests_per_minute=wrong)
 
 
 class Elsewhere:
@@ -194,3 +196,31 @@ async def test_without_redis_a_revocation_takes_a_second_at_most(process: "Proce
     process.time.now += 1.0
     with pytest.raises(InvalidApiKey):
         await there.keys.authenticate(key)
+
+
+@pytest.mark.parametrize("end", ["2030-01-01T00:00:00", "9999-12-31T23:59:59-12:00"])
+async def test_an_expiry_is_one_moment(process: "Process", end: str) -> None:
+    """Without a time zone it is another to each reader; beyond year 9999 none can be stored."""
+    await process.tenant()
+    moment = datetime.fromisoformat(end)
+    with pytest.raises(InvalidRequest) as refused:
+        await process.keys.issue("acme", ["inference"], author="operator", expires_at=moment)
+    assert refused.value.param == "expires_at"
+
+
+@pytest.mark.parametrize("key_id", [0, -1, 2**63, 10**30])
+async def test_a_key_that_no_column_can_hold_is_unknown(process: "Process", key_id: int) -> None:
+    await process.tenant()
+    with pytest.raises(NotFound):
+        await process.keys.revoke("acme", key_id, author="operator")
+
+
+async def test_a_misspelt_limit_is_no_unlimited_tenant() -> None:
+    with pytest.raises(msgspec.ValidationError, match="request_per_minute"):
+        msgspec.json.decode(b'{"request_per_minute": 5}', type=TenantLimits)
+
+
+@pytest.mark.parametrize("slug", ["a\0", "A", ""])
+async def test_a_slug_that_no_tenant_can_have_is_unknown(process: "Process", slug: str) -> None:
+    with pytest.raises(NotFound):
+        await process.tenants.get(slug)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from polyloom.platform.db.engine import Database
-from polyloom.platform.errors import DatabaseUnavailable
+from polyloom.platform.errors import DatabaseUnavailable, InvalidRequest
 from polyloom.platform.services.usage import UsageFilter, UsageRecorder, UsageService
 from polyloom.platform.services.views import TenantView, UsageRecord
 
@@ -145,3 +145,31 @@ async def test_sums_by_tenant_adapter_revision_and_time(process: "Process") -> N
     assert [row.request_id for row in await usage.rows(one)] == ["r2"]
     assert [row.request_id for row in await usage.rows(limit=1)] == ["r5"]
     assert await usage.totals(UsageFilter(adapter="none")) == ()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("revision", -1),
+        ("revision", 2**31),
+        ("adapter", "a\0"),
+        ("since", datetime(2026, 1, 1)),
+        ("until", datetime(2026, 1, 1)),
+        ("until", datetime.fromisoformat("9999-12-31T23:59:59-12:00")),
+    ],
+)
+async def test_a_filter_that_no_row_can_meet_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        UsageFilter(**{field: value})  # type: ignore[arg-type]
+    assert refused.value.param == field
+
+
+@pytest.mark.parametrize("limit", [-1, 2**63])
+async def test_a_page_has_a_size(process: "Process", limit: int) -> None:
+    for read in (UsageService(process.database).rows, process.audit.entries):
+        with pytest.raises(InvalidRequest) as refused:
+            await read(limit=limit)
+        assert refused.value.param == "limit"
+    with pytest.raises(InvalidRequest) as refused:
+        await process.audit.entries(before_id=2**63)
+    assert refused.value.param == "before_id"
