@@ -68,6 +68,9 @@ class EngineClient:
         self._socket.setsockopt(zmq.LINGER, 0)
         # Nothing is kept for an engine that is not there: what a lost one was sent is lost.
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        # An engine busy with a step is sent everything all the same: an abort that found a full
+        # queue would leave its sequence running. The requests in flight bound what can wait.
+        self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
         self._monitor = self._socket.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
