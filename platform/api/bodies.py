@@ -6,12 +6,19 @@ from typing import Any, TypeVar
 import msgspec
 from litestar import Request
 
+from polyloom.platform.errors import InvalidRequest
+
 B = TypeVar("B", bound=msgspec.Struct)
 
 
 async def read_body(kind: type[B], request: Request[Any, Any, Any]) -> B:
-    """The JSON body as `kind`. Raises msgspec.ValidationError or msgspec.DecodeError."""
-    body: B = _decoder(kind).decode(await request.body())
+    """The JSON body as `kind`. Raises msgspec.ValidationError, msgspec.DecodeError or
+    InvalidRequest (nested too deeply)."""
+    content = await request.body()
+    try:
+        body: B = _decoder(kind).decode(content)
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply") from None
     return body
 
 

@@ -81,6 +81,7 @@ def refuse_unsupported(body: CompletionRequest) -> None:
 async def plan_call(body: CompletionRequest, target: Target, inference: Inference) -> InferenceCall:
     """Encode the prompts and check the parameters against the model."""
     texts_or_ids = prompts_of(body)
+    choices = plan_choices(body, len(texts_or_ids))
     prompts: list[Prompt] = []
     for prompt in texts_or_ids:
         ids = await _encode(prompt, target)
@@ -90,7 +91,7 @@ async def plan_call(body: CompletionRequest, target: Target, inference: Inferenc
         tokenizer = target.format.tokenizer
         echo = tuple(p if isinstance(p, str) else decode(tokenizer, p) for p in texts_or_ids)
     prompt_only = bool(body.echo) and body.max_tokens == 0
-    return inference.call(target, prompts, plan_choices(body), plan_stops(body), echo, prompt_only)
+    return inference.call(target, prompts, choices, plan_stops(body), echo, prompt_only)
 
 
 def prompts_of(body: CompletionRequest) -> list[str] | list[list[int]]:

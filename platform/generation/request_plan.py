@@ -1,5 +1,6 @@
 """An OpenAI body's parameters to the engine's sampling parameters, checked."""
 
+import re
 import secrets
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +12,14 @@ from polyloom.platform.generation.tokenizers import TextTokenizer
 from polyloom.routing.sampling_params import SamplingParams
 
 MAX_CHOICES = 128
+MAX_SEQUENCES = 512
+"""Of one request: its prompts times `n`."""
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 512
 MAX_TOP_LOGPROBS = 20
 MAX_BIASES = 1024
 SEED_MASK = (1 << 64) - 1
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 class SamplingOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -89,13 +93,15 @@ def plan_sampling(
         _require_token("stop_token_ids", token_id, vocabulary)
     if not options.ignore_eos:
         stop_ids.update(tokenizer.eos_ids, model.eos_ids)
+    if min_tokens and len(stop_ids) >= vocabulary:
+        raise InvalidRequest("leave no token for min_tokens", param="stop_token_ids")
     return SamplingParams(
         max_tokens=max_tokens,
         seed=seed,
         min_tokens=int(min_tokens),
         temperature=_within("temperature", options.temperature, 1.0, 0.0, 2.0),
         top_p=_within("top_p", options.top_p, 1.0, 0.0, 1.0),
-        top_k=_top_k(options.top_k),
+        top_k=_top_k(options.top_k, vocabulary),
         min_p=_within("min_p", options.min_p, 0.0, 0.0, 1.0),
         repetition_penalty=_within("repetition_penalty", options.repetition_penalty, 1.0, 0.01, 10),
         presence_penalty=_within("presence_penalty", options.presence_penalty, 0.0, -2.0, 2.0),
@@ -107,9 +113,9 @@ def plan_sampling(
     )
 
 
-def plan_choices(options: SamplingOptions) -> int:
-    """`n`, checked."""
-    return int(_within("n", options.n, 1, 1, MAX_CHOICES))
+def plan_choices(options: SamplingOptions, prompts: int = 1) -> int:
+    """`n`, checked: for each of `prompts`, at most MAX_SEQUENCES in all."""
+    return int(_within("n", options.n, 1, 1, min(MAX_CHOICES, MAX_SEQUENCES // prompts)))
 
 
 def plan_seed(options: SamplingOptions) -> int:
@@ -173,13 +179,13 @@ def _within(param: str, value: float | None, default: float, low: float, high: f
     return value
 
 
-def _top_k(value: int | None) -> int:
-    """-1 is how some clients write "all"."""
+def _top_k(value: int | None, vocabulary: int) -> int:
+    """-1 is how some clients write "all"; so is any number from the vocabulary's size on."""
     if value is None or value == -1:
         return 0
     if value < 0:
         raise InvalidRequest(f"{value} is negative", param="top_k")
-    return value
+    return min(value, vocabulary)
 
 
 def _logit_bias(bias: dict[str, float] | None, vocabulary: int) -> dict[int, float]:
@@ -189,8 +195,8 @@ def _logit_bias(bias: dict[str, float] | None, vocabulary: int) -> dict[int, flo
         raise InvalidRequest(f"at most {MAX_BIASES} entries", param="logit_bias")
     out: dict[int, float] = {}
     for key, value in bias.items():
-        if not key.isdecimal():
-            raise InvalidRequest(f"{key!r} is not a token id", param="logit_bias")
+        if not _TOKEN_ID.fullmatch(key):
+            raise InvalidRequest(f"{key[:32]!r} is not a token id", param="logit_bias")
         _require_token("logit_bias", int(key), vocabulary)
         out[int(key)] = _within("logit_bias", value, 0.0, -100.0, 100.0)
     return out

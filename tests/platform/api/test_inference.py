@@ -131,6 +131,18 @@ def test_what_clients_send_harmlessly_is_taken(tenant, base_name) -> None:
     )
 
 
+@pytest.mark.parametrize("nested", ["[" * 100_000 + "]" * 100_000, '{"a":' * 50_000])
+def test_a_body_nested_too_deeply_is_refused(tenant, base_name, nested) -> None:
+    body = f'{{"model": "{base_name}", "prompt": "x", "metadata": {nested}}}'
+    answer = tenant.http().post("/v1/completions", content=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
+
+
+def test_a_name_with_a_nul_names_nothing(tenant) -> None:
+    for path in ("a%00", "a%00/aliases/prod", "a/aliases/%00"):
+        assert tenant.http().get(f"/v1/adapters/{path}").status_code == 404
+
+
 def test_too_long_a_context_has_its_own_code(tenant, base_name) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         tenant.openai().completions.create(model=base_name, prompt="word " * 3000)

@@ -51,6 +51,8 @@ def test_all_eos_ids_stop_unless_ignored(byte_level: TextTokenizer) -> None:
         ("logit_bias", {"x": 1.0}),
         ("logit_bias", {"100000": 1.0}),
         ("logit_bias", {"1": 101.0}),
+        ("logit_bias", {"9" * 5000: 1.0}),
+        ("logit_bias", {"05": 1.0}),
         ("stop_token_ids", [-1]),
         ("min_tokens", 11),
     ],
@@ -61,6 +63,27 @@ def test_a_wrong_value_is_refused_by_name(
     with pytest.raises(InvalidRequest) as refused:
         plan(byte_level, **{field: value})
     assert refused.value.param == field
+
+
+def test_a_top_k_of_any_size_is_a_number_that_can_be_sent(byte_level: TextTokenizer) -> None:
+    assert plan(byte_level, top_k=10**30).top_k == byte_level.vocabulary_size
+    assert plan(byte_level, top_k=-1).top_k == 0
+
+
+def test_stop_ids_leave_a_token_for_min_tokens(byte_level: TextTokenizer) -> None:
+    every = list(range(byte_level.vocabulary_size))
+    with pytest.raises(InvalidRequest) as refused:
+        plan(byte_level, stop_token_ids=every, min_tokens=1)
+    assert refused.value.param == "stop_token_ids"
+    assert plan(byte_level, stop_token_ids=every).stop_token_ids == tuple(every)
+
+
+def test_prompts_times_choices_are_bounded() -> None:
+    options = SamplingOptions(model="m", n=5)
+    assert plan_choices(options, prompts=100) == 5
+    with pytest.raises(InvalidRequest) as refused:
+        plan_choices(options, prompts=128)
+    assert refused.value.param == "n"
 
 
 def test_choices_and_stops_are_bounded() -> None:
