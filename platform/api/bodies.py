@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import msgspec
 from litestar import Request
 
+from polyloom.platform.api.disconnect import body_from_client
 from polyloom.platform.errors import InvalidRequest
 
 B = TypeVar("B", bound=msgspec.Struct)
@@ -13,8 +14,9 @@ B = TypeVar("B", bound=msgspec.Struct)
 
 async def read_body(kind: type[B], request: Request[Any, Any, Any]) -> B:
     """The JSON body as `kind`. Raises msgspec.ValidationError, msgspec.DecodeError or
-    InvalidRequest (nested too deeply)."""
-    content = await request.body()
+    InvalidRequest (nested too deeply), ClientGone."""
+    with body_from_client():
+        content = await request.body()
     try:
         body: B = _decoder(kind).decode(content)
     except RecursionError:

@@ -13,6 +13,7 @@ from multipart import (  # type: ignore[import-untyped]
 )
 
 from polyloom.adapters.artifact import Staging
+from polyloom.platform.api.disconnect import body_from_client
 from polyloom.platform.errors import InvalidRequest
 
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".zip")
@@ -23,8 +24,13 @@ Part = Any
 
 
 async def receive_upload(request: Request[Any, Any, Any], staging: Staging) -> None:
-    """Fill `staging` from the body. Raises what Staging raises, and InvalidRequest for a multipart
-    body that is malformed."""
+    """Fill `staging` from the body. Raises what Staging raises, InvalidRequest for a multipart
+    body that is malformed, and ClientGone."""
+    with body_from_client():
+        await _receive(request, staging)
+
+
+async def _receive(request: Request[Any, Any, Any], staging: Staging) -> None:
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     if kind != "multipart/form-data":
         await staging.receive_archive(request.stream(), kind or None)

@@ -8,8 +8,10 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from litestar.exceptions import InternalServerException
 
 from polyloom.adapters.artifact import ArtifactLimits, Staging
+from polyloom.platform.api.disconnect import ClientGone
 from polyloom.platform.api.receiving import receive_upload
 from polyloom.platform.errors import InvalidRequest
 
@@ -23,6 +25,8 @@ FILES = {
 class Body:
     """A request as far as `receive_upload` looks at it."""
 
+    leaves = False
+
     def __init__(self, content: bytes, content_type: str, cut: int) -> None:
         self.headers = {"content-type": content_type}
         self._content, self._cut = content, cut
@@ -30,6 +34,8 @@ class Body:
     async def stream(self) -> AsyncGenerator[bytes, None]:
         for start in range(0, len(self._content), self._cut):
             yield self._content[start : start + self._cut]
+        if self.leaves:
+            raise InternalServerException("client disconnected prematurely")  # Litestar's own
         yield b""
 
 
@@ -54,3 +60,14 @@ async def test_a_malformed_body_is_the_client_s_fault(tmp_path: Path) -> None:
     for kind in ("multipart/form-data; boundary=b", "multipart/form-data"):
         with pytest.raises(InvalidRequest):
             await receive(Body(b"--b\r\nbroken", kind, 5), tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["application/x-tar", "multipart/form-data; boundary=b"])
+async def test_a_client_that_leaves_midway_is_no_fault_of_the_server(
+    tmp_path: Path, kind: str
+) -> None:
+    body = Body(b"--b\r\n", kind, 2)
+    body.leaves = True
+    with pytest.raises(ClientGone):
+        await receive(body, tmp_path)
+    assert list(tmp_path.iterdir()) == []
