@@ -21,6 +21,7 @@ from polyloom.routing.sampling_params import SamplingParams
 
 Row = NDArray[np.float32]
 TokenIds = NDArray[np.uint32]
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,8 @@ def _penalised(logits: Row, params: SamplingParams, tokens: Sequence[int], promp
 def _law(logits: Row, best: np.float32, params: SamplingParams) -> _Law:
     """Temperature and filters. The best token always stays, with weight 1."""
     weights = logits - best
-    weights *= np.float32(1.0 / params.temperature)
+    with np.errstate(over="ignore"):  # far below the best: -inf, and so a weight of 0
+        weights *= np.float32(min(1.0 / params.temperature, _LARGEST))  # never 0 * inf
     np.exp(weights, out=weights)
     law = _Law(weights, None)
     if 0 < params.top_k < weights.size:

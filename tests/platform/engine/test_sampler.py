@@ -273,3 +273,12 @@ def test_broken_logits_are_an_error_not_a_token(bad, temperature):
 def test_nothing_left_to_choose_is_an_error():
     with pytest.raises(SamplingError):
         sample(np.full(4, -np.inf, np.float32), params(), [1], 1)
+
+
+@pytest.mark.parametrize("temperature", [1e-38, 1e-39, 1e-45, 1e-300, 5e-324])
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}, {"min_p": 0.5}, {"top_k": 3}])
+def test_the_smallest_temperatures_choose_the_best(temperature, filters):
+    """Their inverses are beyond fp32, and a NaN would fail the step of everybody in it."""
+    with np.errstate(invalid="raise"):
+        chosen = sample(LOGITS[::-1], params(temperature=temperature, **filters), [1, 2], 2)
+    assert chosen.token_id == LOGITS.size - 1
