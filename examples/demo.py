@@ -120,17 +120,18 @@ async def promote_under_load(client: AsyncOpenAI, tenant: httpx.AsyncClient) -> 
             answers.append(await ask(client, "voice", cases[number % len(cases)], tokens=24))
             number += 4
 
-    loops = [asyncio.create_task(keep_asking(offset)) for offset in range(4)]
     url = "/v1/adapters/voice/aliases/prod"
-    await wait_for(answers, 4)
-    (await tenant.put(url, json={"revision": 2, "reason": "demo"})).raise_for_status()
-    moved = len(answers)
-    await wait_for(answers, moved + 9)
-    (await tenant.post(f"{url}/rollback", json={"reason": "demo"})).raise_for_status()
-    rolled_back = len(answers)
-    await wait_for(answers, rolled_back + 9)
-    stop.set()
-    await asyncio.gather(*loops)
+    async with asyncio.TaskGroup() as group:
+        for offset in range(4):
+            group.create_task(keep_asking(offset))
+        await wait_for(answers, 4)
+        (await tenant.put(url, json={"revision": 2, "reason": "demo"})).raise_for_status()
+        moved = len(answers)
+        await wait_for(answers, moved + 9)
+        (await tenant.post(f"{url}/rollback", json={"reason": "demo"})).raise_for_status()
+        rolled_back = len(answers)
+        await wait_for(answers, rolled_back + 9)
+        stop.set()
     order = [asked.revision for asked in answers]
     console.print(f"  revisions that answered, in order of their end: {' '.join(order)}")
     if not {"voice@1", "voice@2"} == set(order):
