@@ -1,6 +1,7 @@
 """The bars that only the whole server can show: what HTTP adds, idle streams, a killed engine."""
 
 import asyncio
+import itertools
 import statistics
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -22,15 +23,10 @@ WINDOWS = 4
 
 @dataclass(frozen=True)
 class IdleStreams:
-    """Step time, in seconds, without and with the idle streams, and what was left of them."""
+    """Step time with the idle streams over that without, and what was left of them."""
 
-    without: float
-    with_them: float
+    ratio: float
     left_waiting: int
-
-    @property
-    def ratio(self) -> float:
-        return self.with_them / self.without
 
 
 @dataclass(frozen=True)
@@ -50,7 +46,8 @@ def tenant_client(server: LocalServer, key: str) -> httpx.AsyncClient:
 
 
 def body(model: str, tokens: int, **more: Any) -> dict[str, Any]:
-    prompt = [100 + number for number in range(16)]
+    """A prompt that is answered in words: half of a character would rightly wait for the rest."""
+    prompt = "The quick brown fox jumps over the lazy dog and then it meets"
     base = {"model": model, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True}
     return base | {"stream": True, "temperature": 0} | more
 
@@ -108,13 +105,16 @@ async def _step_seconds(server: LocalServer) -> float:
 
 
 async def idle_streams(server: LocalServer, client: httpx.AsyncClient, model: str) -> IdleStreams:
-    """A server that runs two sequences at a time: two busy streams, then 500 that only wait."""
+    """A server that runs two sequences at a time: two busy streams, then 500 that only wait.
+
+    The busy contexts grow and so do their steps: each window with the idle streams is compared
+    with the mean of those before and after it.
+    """
     busy = [asyncio.create_task(_read_all(client, body(model, 8000))) for _ in range(2)]
     while (await _status(server))["running"] < 2:
         await asyncio.sleep(0.1)
-    without, with_them, left = [], [], 0
+    without, with_them, left = [await _step_seconds(server)], [], 0
     for _ in range(WINDOWS):
-        without.append(await _step_seconds(server))
         idle = [asyncio.create_task(_read_all(client, body(model, 8))) for _ in range(IDLE_STREAMS)]
         while (await _status(server))["waiting"] < IDLE_STREAMS:
             await asyncio.sleep(0.1)
@@ -123,10 +123,13 @@ async def idle_streams(server: LocalServer, client: httpx.AsyncClient, model: st
             task.cancel()
         await asyncio.gather(*idle, return_exceptions=True)
         left = await _left_waiting(server)
+        without.append(await _step_seconds(server))
     for task in busy:
         task.cancel()
     await asyncio.gather(*busy, return_exceptions=True)
-    return IdleStreams(statistics.median(without), statistics.median(with_them), left)
+    between = [(before + after) / 2 for before, after in itertools.pairwise(without)]
+    ratios = [found / beside for found, beside in zip(with_them, between, strict=True)]
+    return IdleStreams(statistics.median(ratios), left)
 
 
 async def _left_waiting(server: LocalServer) -> int:
