@@ -139,9 +139,10 @@ async def test_an_unused_worker_gives_its_memory_back(settings: FidelitySettings
                 await client.validate(SOURCE)
             pid = client.worker_pid
             assert pid is not None
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(10):  # it is let go of first, and ends a moment later
                 await gone(client)
-            assert not alive(pid)
+                while alive(pid):
+                    await asyncio.sleep(0.01)
 
 
 async def test_a_worker_leaves_with_its_parent(settings: FidelitySettings) -> None:
