@@ -29,6 +29,7 @@ from polyloom.platform.engine.model.store import pull
 ADAPTERS = Path(__file__).parents[1] / "examples" / "adapters"
 STEADY = {"support": "support-tickets", "sql": "text-to-sql", "voice": "brand-voice-v1"}
 CHURN = "churn"
+CHURN_EVERY = 50
 WORKERS = 16
 WARM_UP = 500
 RSS_GROWTH = 0.02
@@ -195,9 +196,11 @@ class Soak:
         self.tally.outcomes["bad"] += 1
 
     async def _churn(self) -> None:
-        """Push, promote, retire what was before; again and again."""
+        """Push, promote, retire what was before; once every so many requests."""
         previous, number = 1, 2
         while True:
+            while self.tally.outcomes.total() < number * CHURN_EVERY:
+                await asyncio.sleep(0.1)
             content = varied(ADAPTERS / "support-tickets", number)
             latest = await push(self._client, CHURN, content)
             self.tally.pushed += 1
