@@ -21,7 +21,6 @@ from polyloom.platform.engine.fidelity.messages import (
     Uncheckable,
 )
 
-
 NICENESS = 10
 """A check that takes a core from the engine's threads makes every step of every tenant slower."""
 
