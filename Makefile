@@ -26,10 +26,10 @@ serve: $(STAMP) ## run the server in the foreground on 127.0.0.1:$(PORT) and pri
 	$(BIN)/polyloom serve --base $(BASE) --port $(PORT)
 
 test: lint ## lint, types, import rules and every test, against real PostgreSQL and Redis
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2
 
 test-fast: $(STAMP) ## the quick tests
-	$(BIN)/pytest -m 'not slow'
+	$(BIN)/pytest -n 2 -m 'not slow'
 
 lint: $(STAMP) ## ruff, mypy and the import rules
 	$(BIN)/ruff check .
