@@ -90,5 +90,9 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
 def _announce(assembly: Assembly, listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
     click.echo(f"Polyloom serves {assembly.base.name} at http://{host}:{port}")
+    click.echo(
+        f"OpenAI clients: base_url http://{host}:{port}/v1, model {assembly.base.name}, and a key "
+        "from `polyloom keys create` (API: /schema/openapi.json)"
+    )
     if assembly.admin_key_file is not None:
         click.echo(f"The admin key is in {assembly.admin_key_file}")
