@@ -1,4 +1,9 @@
-"""Typed access to the tables, for the services' statements that are more than a line."""
+"""Typed access to the tables, for the services' statements that are more than a line.
+
+Rows are locked FOR NO KEY UPDATE (`key_share`): others can still insert rows that refer to a locked
+one. Under FOR UPDATE an audit row would wait for its tenant's lock, whose holder may be waiting for
+the adapter that the audited change has locked.
+"""
 
 from collections.abc import Collection
 from datetime import datetime
@@ -45,12 +50,14 @@ class TenantRepository(Repository[TenantRow]):
     async def by_slug(self, slug: str, *, lock: bool = False) -> TenantRow | None:
         """The tenant, locked against concurrent uploads and changes if `lock`."""
         statement = select(TenantRow).where(TenantRow.slug == slug)
-        return await self.session.scalar(statement.with_for_update() if lock else statement)
+        if lock:
+            statement = statement.with_for_update(key_share=True)
+        return await self.session.scalar(statement)
 
     async def lock(self, tenant_id: int) -> TenantRow:
         """Serialise with everything else that counts the tenant's adapters and bytes."""
-        statement = select(TenantRow).where(TenantRow.id == tenant_id).with_for_update()
-        return (await self.session.scalars(statement)).one()
+        statement = select(TenantRow).where(TenantRow.id == tenant_id)
+        return (await self.session.scalars(statement.with_for_update(key_share=True))).one()
 
 
 class ApiKeyRepository(Repository[ApiKeyRow]):
@@ -74,7 +81,7 @@ class ApiKeyRepository(Repository[ApiKeyRow]):
             select(ApiKeyRow)
             .join(ApiKeyRow.tenant)
             .where(TenantRow.slug == slug, ApiKeyRow.id == key_id)
-            .with_for_update(of=ApiKeyRow)
+            .with_for_update(key_share=True, of=ApiKeyRow)
         )
 
 
@@ -117,7 +124,7 @@ class AdapterRepository(Repository[AdapterRow]):
             select(AdapterRow)
             .where(AdapterRow.tenant_id == tenant_id, AdapterRow.name == name)
             .options(joinedload(AdapterRow.tenant))
-            .with_for_update(of=AdapterRow)
+            .with_for_update(key_share=True, of=AdapterRow)
         )
 
     async def lock_of(self, revision_id: int) -> AdapterRow | None:
@@ -127,7 +134,7 @@ class AdapterRepository(Repository[AdapterRow]):
             .join(RevisionRow)
             .where(RevisionRow.id == revision_id)
             .options(joinedload(AdapterRow.tenant))
-            .with_for_update(of=AdapterRow)
+            .with_for_update(key_share=True, of=AdapterRow)
         )
 
     async def lock_holders(self, digest: str) -> list[AdapterRow]:
@@ -141,7 +148,7 @@ class AdapterRepository(Repository[AdapterRow]):
                 .where(AdapterRow.id.in_(holders))
                 .order_by(AdapterRow.id)
                 .options(joinedload(AdapterRow.tenant))
-                .with_for_update(of=AdapterRow)
+                .with_for_update(key_share=True, of=AdapterRow)
             )
         )
 
@@ -247,7 +254,7 @@ class RevisionRepository(Repository[RevisionRow]):
                 .order_by(RevisionRow.id)
                 .limit(limit)
                 .options(*_WITH_OWNER)
-                .with_for_update(of=RevisionRow, skip_locked=True)
+                .with_for_update(key_share=True, of=RevisionRow, skip_locked=True)
             )
         )
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from polyloom.platform.db.repositories import TenantRepository
 from polyloom.platform.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded
 from polyloom.platform.services.views import FidelityVerdict
 
@@ -258,3 +259,15 @@ async def test_changes_are_audited(process: "Process") -> None:
     assert (trail[0].author, trail[0].before, trail[0].after) == ("key:7", '"ready"', '"retired"')
     older = await process.audit.entries(before_id=trail[0].id, limit=1)
     assert older == trail[1:2]
+
+
+@pytest.mark.parametrize("new_databases", ["postgresql"], indirect=True)
+async def test_a_settlement_does_not_wait_for_an_upload_of_its_tenant(process: "Process") -> None:
+    """Its audit row refers to the tenant that an upload holds, and the upload may be waiting for
+    the adapter that the settlement holds. SQLite has one lock, so no order to get wrong."""
+    acme = await process.tenant()
+    revision, _ = await process.upload(acme, "a", promote="prod")
+    async with process.database.write() as session:
+        await TenantRepository(session).lock(acme.id)
+        settled = await asyncio.wait_for(process.registry.settle(revision.id, PASSED), 20)
+    assert settled.state == "ready"
