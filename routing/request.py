@@ -1,10 +1,32 @@
 """One sequence to generate, as it enters the engine's queue."""
 
+from typing import Literal
+
 import msgspec
 
 from polyloom.adapters.source import AdapterSource
 from polyloom.routing.combination import Combination
 from polyloom.routing.sampling_params import SamplingParams
+
+
+class CacheOwner(msgspec.Struct, frozen=True):
+    """Whose prefix cache it is: one tenant's (by slug), or a share group's (by its id)."""
+
+    kind: Literal["tenant", "group"]
+    name: str
+
+
+class CacheScope(msgspec.Struct, frozen=True, kw_only=True):
+    """What a prefix cache's namespace has beside the request's combination and the cache's dtype.
+
+    tokenizer_digest: of the tokenizer that made the prompt.  tool_schema_digest: of the request's
+    tools, None without.  salt: the request's own `cache_salt`.
+    """
+
+    owner: CacheOwner
+    tokenizer_digest: str
+    tool_schema_digest: str | None = None
+    salt: str | None = None
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -14,6 +36,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     adapter: files of `combination.adapter_digest`; None exactly when that digest is None.
     prompt: token ids, never empty.
     deadline: unix seconds after which the sequence is ended with reason `deadline`; None for none.
+    cache: where blocks of its prompt may come from and go to; None: it shares nothing.
+    hold: id under which the prompt's whole blocks stay pinned after its end, until released.
+    conversation: id within the tenant; requests of one are started in the order of their arrival.
+    weight: the tenant's share of the engine against other tenants'.
     """
 
     sequence_id: str
@@ -23,3 +49,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt: tuple[int, ...]
     sampling: SamplingParams
     deadline: float | None = None
+    cache: CacheScope | None = None
+    hold: str | None = None
+    conversation: str | None = None
+    weight: float = 1.0

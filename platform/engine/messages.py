@@ -9,9 +9,9 @@ from typing import Literal
 
 import msgspec
 
-from polyloom.routing.request import GenerationRequest
+from polyloom.routing.request import CacheOwner, GenerationRequest
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 FinishReason = Literal["stop", "length", "abort", "deadline", "error"]
 
@@ -49,7 +49,48 @@ class GetSnapshot(msgspec.Struct, frozen=True, tag="get_snapshot"):
     """Ask for `Snapshot`: full accounting of blocks, pages and adapters."""
 
 
-Command = Hello | Submit | Abort | Retire | Drain | GetSnapshot
+class ReleasePrefix(msgspec.Struct, frozen=True, tag="release_prefix"):
+    """Unpin the blocks held under this id; they stay cached until they are evicted."""
+
+    hold: str
+
+
+InvalidationCause = Literal[
+    "revision_retired",
+    "tenant_purged",
+    "share_revoked",
+    "base_changed",
+    "template_changed",
+    "operator",
+]
+
+
+class Invalidate(msgspec.Struct, frozen=True, kw_only=True, tag="invalidate"):
+    """Make unreachable, and free unless a running sequence uses them, the cached blocks of every
+    namespace that agrees with all the fields given; held prefixes of them are released."""
+
+    cause: InvalidationCause
+    owner: CacheOwner | None = None
+    base_digest: str | None = None
+    adapter_digest: str | None = None
+    template_digest: str | None = None
+
+
+class GetCacheReport(msgspec.Struct, frozen=True, tag="get_cache_report"):
+    """Ask for `CacheReport`."""
+
+
+Command = (
+    Hello
+    | Submit
+    | Abort
+    | Retire
+    | Drain
+    | GetSnapshot
+    | ReleasePrefix
+    | Invalidate
+    | GetCacheReport
+)
 
 
 class TopLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -80,6 +121,50 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int = 0
 
 
+MissReason = Literal[
+    "first",
+    "evicted",
+    "invalidated",
+    "tokens",
+    "revision",
+    "template",
+    "tokenizer",
+    "tools",
+    "salt",
+]
+
+
+class CacheMiss(msgspec.Struct, frozen=True):
+    """Why a prompt's whole blocks were not all found: what sets it apart from the most similar
+    prompt that its owner sent lately.
+
+    reason: the field of the namespace that differs; `tokens` when only the prompts do; `evicted` or
+    `invalidated` when nothing does; `first` when there is no such prompt.
+    position: of the first differing token, for `tokens`.  before, expected, found: up to 16 token
+    ids up to there, and from there on in the earlier prompt and in this one.
+    """
+
+    reason: MissReason
+    position: int | None = None
+    before: tuple[int, ...] = ()
+    expected: tuple[int, ...] = ()
+    found: tuple[int, ...] = ()
+
+
+class CacheOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What the prefix cache did for one sequence, in tokens of its prompt.
+
+    eligible: of whole blocks, the last token excluded.  cached: reused, partial last block
+    included.  bytes: KV bytes reused.  saved: seconds of prefill by the engine's measured cost.
+    """
+
+    eligible: int
+    cached: int
+    bytes: int
+    saved: float
+    miss: CacheMiss | None = None
+
+
 class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
     """Verified tokens of one sequence, in order; logprobs has one entry a token if asked for.
 
@@ -96,6 +181,7 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
 
     stop_token: the id that ended it when reason is `stop`.  completion_tokens counts it.
     error: what went wrong when reason is `error`.
+    cache: None if the request shares no blocks.
     """
 
     sequence_id: str
@@ -107,6 +193,7 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     stop_token: int | None = None
     error_code: str | None = None
     error: str | None = None
+    cache: CacheOutcome | None = None
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -181,7 +268,53 @@ class Snapshot(msgspec.Struct, frozen=True, tag="snapshot", kw_only=True):
     capabilities: tuple[Capability, ...]
 
 
-Event = Tokens | Finished | Refused | Welcome | Status | Snapshot
+class NamespaceCounters(msgspec.Struct, frozen=True, kw_only=True):
+    """Of all namespaces of one (owner, base, revision), since this engine process started.
+
+    eligible, hits: requests with at least one whole block, and those that reused one.
+    tokens_reused, bytes_reused, saved: as in `CacheOutcome`.  evictions: blocks, for capacity.
+    invalidations: blocks by cause.  misses: requests by reason.  blocks, held_blocks: cached now,
+    and those of them that a held prefix pins.
+    """
+
+    owner: CacheOwner
+    base_digest: str
+    adapter_digest: str | None
+    eligible: int
+    hits: int
+    tokens_reused: int
+    bytes_reused: int
+    saved: float
+    evictions: int
+    invalidations: dict[InvalidationCause, int]
+    misses: dict[MissReason, int]
+    blocks: int
+    held_blocks: int
+
+
+class HotPrefix(msgspec.Struct, frozen=True):
+    """A cached chain's block hash (its namespace is part of it) and the tokens up to its end."""
+
+    block_hash: str
+    num_tokens: int
+
+
+class CacheReport(msgspec.Struct, frozen=True, kw_only=True, tag="cache_report"):
+    """The prefix cache of one engine process.
+
+    boot: random id of the process: counters of another boot began at zero.  cross_namespace_hits:
+    the isolation self-check, blocks found under a namespace other than their own; always 0.
+    """
+
+    boot: str
+    namespaces: tuple[NamespaceCounters, ...]
+    hot: tuple[HotPrefix, ...]
+    holds: tuple[str, ...]
+    checked_hits: int
+    cross_namespace_hits: int
+
+
+Event = Tokens | Finished | Refused | Welcome | Status | Snapshot | CacheReport
 
 
 class Events(msgspec.Struct, frozen=True):
