@@ -10,14 +10,14 @@ from alembic import context
 from sqlalchemy.engine import Connection
 
 from polyloom.platform.db.engine import create_engine
-from polyloom.platform.db.models import Record
+from polyloom.platform.db.metadata import METADATA
 
 
 def run(connection: Connection) -> None:
     """Migrate on `connection`. SQLite cannot alter a table in place: batch mode copies it."""
     context.configure(
         connection=connection,
-        target_metadata=Record.metadata,
+        target_metadata=METADATA,
         render_as_batch=connection.dialect.name == "sqlite",
         compare_type=True,
     )

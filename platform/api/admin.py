@@ -39,12 +39,14 @@ class NewTenant(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     slug: str
     limits: TenantLimits = TenantLimits()
+    weight: float = 1.0
 
 
 class TenantChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Body that changes a tenant; what is absent stays. `limits` replaces all limits."""
 
     limits: TenantLimits | None = None
+    weight: float | None = None
     state: TenantState | None = None
 
 
@@ -128,7 +130,9 @@ async def create_tenant(
 ) -> TenantView:
     """Create a tenant."""
     body = await read_body(NewTenant, request)
-    return await tenants.create(body.slug, body.limits, author=request.auth.author)
+    return await tenants.create(
+        body.slug, body.limits, author=request.auth.author, weight=body.weight
+    )
 
 
 @get("/admin/tenants", guards=ADMIN)
@@ -147,11 +151,13 @@ async def get_tenant(tenants: NamedDependency[TenantService], slug: FromPath[str
 async def change_tenant(
     request: AuthorizedRequest, tenants: NamedDependency[TenantService], slug: FromPath[str]
 ) -> TenantView:
-    """Set a tenant's limits, disable or enable it."""
+    """Set a tenant's limits and weight, disable or enable it."""
     body = await read_body(TenantChange, request)
     author = request.auth.author
     if body.limits is not None:
         await tenants.set_limits(slug, body.limits, author=author)
+    if body.weight is not None:
+        await tenants.set_weight(slug, body.weight, author=author)
     if body.state is not None:
         await tenants.set_state(slug, body.state, author=author)
     return await tenants.get(slug)

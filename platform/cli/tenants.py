@@ -27,10 +27,14 @@ def tenants() -> None:
 @click.option("--concurrent-requests", type=int)
 @click.option("--adapters", type=int, help="How many adapters it may have.")
 @click.option("--storage-bytes", type=int)
+@click.option(
+    "--weight", type=float, default=1.0, help="Its share of a busy engine.", show_default=True
+)
 @server_options
-def create(server: Server, as_json: bool, slug: str, **limits: int | None) -> None:
+def create(server: Server, as_json: bool, slug: str, weight: float, **limits: int | None) -> None:
     """Create a tenant; limits that are not given do not hold."""
-    answer = server.call("POST", "/admin/tenants", json={"slug": slug, "limits": limits})
+    body = {"slug": slug, "limits": limits, "weight": weight}
+    answer = server.call("POST", "/admin/tenants", json=body)
     if as_json:
         print_json(answer)
         return
@@ -46,9 +50,12 @@ def list_tenants(server: Server, as_json: bool) -> None:
         print_json(answer)
         return
     rows: list[list[object]] = [
-        [t["slug"], t["state"], *(t["limits"][name] for name in LIMITS)] for t in answer["data"]
+        [t["slug"], t["state"], t["weight"], *(t["limits"][name] for name in LIMITS)]
+        for t in answer["data"]
     ]
-    print_table("Tenants", ["slug", "state", *(n.replace("_", " ") for n in LIMITS)], rows)
+    print_table(
+        "Tenants", ["slug", "state", "weight", *(n.replace("_", " ") for n in LIMITS)], rows
+    )
 
 
 @click.group()

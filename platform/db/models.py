@@ -12,6 +12,7 @@ from sqlalchemy import (
     JSON,
     BigInteger,
     CheckConstraint,
+    Double,
     ForeignKey,
     Index,
     String,
@@ -42,13 +43,14 @@ class Record(IdentityBase):
 
 
 class TenantRow(Record):
-    """A tenant and its limits; NULL is unlimited."""
+    """A tenant, its share of the engine against others', and its limits; NULL is unlimited."""
 
     __tablename__ = "tenant"
     __table_args__ = (CheckConstraint("state IN ('active', 'disabled')", name="state_known"),)
 
     slug: Mapped[str] = mapped_column(String(SLUG_LENGTH), unique=True)
     state: Mapped[str] = mapped_column(String(16), default="active")
+    weight: Mapped[float] = mapped_column(Double, default=1.0, server_default=text("1.0"))
     requests_per_minute: Mapped[int | None]
     tokens_per_minute: Mapped[int | None] = mapped_column(BigInteger)
     concurrent_requests: Mapped[int | None]
@@ -120,7 +122,7 @@ class RevisionRow(Record):
     """One upload. The digest is not a foreign key to `blob`: the row outlives the bytes.
 
     promote_alias: alias to move when it turns ready.  claimed_until: a process is checking it until
-    then.  ended_at: when it stopped being live.
+    then.  ended_at: when it stopped being live.  not_promoted: why `promote_alias` stayed.
     """
 
     __tablename__ = "revision"
@@ -156,6 +158,7 @@ class RevisionRow(Record):
     failure: Mapped[str | None] = mapped_column(Text)
     author: Mapped[str] = mapped_column(String(NAME_LENGTH))
     promote_alias: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
+    not_promoted: Mapped[str | None] = mapped_column(Text)
     claimed_until: Mapped[datetime | None] = mapped_column(TIMESTAMP)
     ended_at: Mapped[datetime | None] = mapped_column(TIMESTAMP)
 

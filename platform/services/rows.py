@@ -42,6 +42,7 @@ def tenant_view(row: TenantRow) -> TenantView:
             storage_bytes=row.storage_bytes,
         ),
         created_at=row.created_at,
+        weight=row.weight,
     )
 
 
@@ -89,6 +90,7 @@ def revision_view(row: RevisionRow, adapter: AdapterRow, base: BaseRow) -> Revis
         author=row.author,
         created_at=row.created_at,
         ended_at=row.ended_at,
+        not_promoted=row.not_promoted,
     )
 
 

@@ -19,6 +19,8 @@ from polyloom.platform.services.views import TenantLimits, TenantState, TenantVi
 
 _SLUG = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 NO_LIMITS = TenantLimits()
+LEAST_WEIGHT = 0.01
+LARGEST_WEIGHT = 100.0
 LARGEST_LIMITS = {"tokens_per_minute": LARGEST_ID, "storage_bytes": LARGEST_ID}
 """Limits whose columns are of 64 bits; the others have 32."""
 
@@ -31,17 +33,18 @@ class TenantService:
         self._announcements = announcements
 
     async def create(
-        self, slug: str, limits: TenantLimits = NO_LIMITS, *, author: str
+        self, slug: str, limits: TenantLimits = NO_LIMITS, *, author: str, weight: float = 1.0
     ) -> TenantView:
-        """Raises InvalidRequest (slug or a limit), Conflict (the slug is taken)."""
+        """Raises InvalidRequest (slug, weight or a limit), Conflict (the slug is taken)."""
         if not _SLUG.fullmatch(slug):
             raise InvalidRequest(
                 "a tenant's slug has 1 to 63 of a-z, 0-9 and -, and begins with no -", param="slug"
             )
         _check_limits(limits)
+        _check_weight(weight)
         try:
             async with self._database.write() as session:
-                row = TenantRow(slug=slug)
+                row = TenantRow(slug=slug, weight=weight)
                 _set_limits(row, limits)
                 await TenantRepository(session).add(row)
                 view = tenant_view(row)
@@ -88,6 +91,25 @@ class TenantService:
         await self._announcements.publish(KeysChanged())
         return tenant_view(row)
 
+    async def set_weight(self, slug: str, weight: float, *, author: str) -> TenantView:
+        """Change the tenant's share; in force for new requests within a second. Raises NotFound,
+        InvalidRequest."""
+        _check_weight(weight)
+        async with self._database.write() as session:
+            row = await _found(session, slug, lock=True)
+            before, row.weight = row.weight, weight
+            note(
+                session,
+                author=author,
+                action="tenant.weight",
+                target=slug,
+                tenant_id=row.id,
+                before=before,
+                after=weight,
+            )
+        await self._announcements.publish(KeysChanged())
+        return tenant_view(row)
+
     async def set_state(self, slug: str, state: TenantState, *, author: str) -> TenantView:
         """Disable or enable. A disabled tenant's keys stop working everywhere within a second.
         Raises NotFound."""
@@ -122,6 +144,13 @@ def _set_limits(row: TenantRow, limits: TenantLimits) -> None:
     row.concurrent_requests = limits.concurrent_requests
     row.adapter_limit = limits.adapters
     row.storage_bytes = limits.storage_bytes
+
+
+def _check_weight(weight: float) -> None:
+    if not LEAST_WEIGHT <= weight <= LARGEST_WEIGHT:
+        raise InvalidRequest(
+            f"{weight} is not between {LEAST_WEIGHT} and {LARGEST_WEIGHT:g}", param="weight"
+        )
 
 
 def _check_limits(limits: TenantLimits) -> None:

@@ -29,13 +29,17 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class TenantView(msgspec.Struct, frozen=True, kw_only=True):
-    """A tenant. `slug` is its name everywhere outside the database."""
+    """A tenant. `slug` is its name everywhere outside the database.
+
+    weight: its share of the engine against other tenants' while they wait for it.
+    """
 
     id: int
     slug: str
     state: TenantState
     limits: TenantLimits
     created_at: datetime
+    weight: float = 1.0
 
 
 class KeyView(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +122,10 @@ class FidelityVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
-    """One immutable upload. `base` is the name of the base it was made for."""
+    """One immutable upload. `base` is the name of the base it was made for.
+
+    not_promoted: why the alias that was to move once it is ready did not.
+    """
 
     id: int
     tenant: str
@@ -136,6 +143,7 @@ class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
     author: str
     created_at: datetime
     ended_at: datetime | None
+    not_promoted: str | None = None
 
     @property
     def label(self) -> str:

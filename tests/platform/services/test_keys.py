@@ -224,3 +224,15 @@ async def test_a_misspelt_limit_is_no_unlimited_tenant() -> None:
 async def test_a_slug_that_no_tenant_can_have_is_unknown(process: "Process", slug: str) -> None:
     with pytest.raises(NotFound):
         await process.tenants.get(slug)
+
+
+async def test_a_tenants_weight_is_bounded_changed_and_audited(process: "Process") -> None:
+    acme = await process.tenants.create("acme", author="operator", weight=2.5)
+    assert (acme.weight, (await process.tenants.get("acme")).weight) == (2.5, 2.5)
+    changed = await process.tenants.set_weight("acme", 0.5, author="operator")
+    assert changed.weight == 0.5
+    entry = (await process.audit.entries(tenant_id=acme.id))[0]
+    assert (entry.action, entry.before, entry.after) == ("tenant.weight", "2.5", "0.5")
+    for weight in (0.0, -1.0, 101.0, float("nan")):
+        with pytest.raises(InvalidRequest, match="weight|between"):
+            await process.tenants.set_weight("acme", weight, author="operator")
