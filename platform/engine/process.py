@@ -19,6 +19,7 @@ from polyloom.platform.engine.errors import EngineError, EngineStartError
 from polyloom.platform.engine.host import EngineHost
 from polyloom.platform.engine.messages import Finished
 from polyloom.platform.engine.model.errors import ModelError
+from polyloom.platform.engine.processor_share import let_others_interrupt
 from polyloom.platform.engine.settings import EngineSettings
 from polyloom.platform.engine.step import Engine
 from polyloom.routing.combination import Combination
@@ -37,6 +38,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     try:
         settings = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineSettings)
+        let_others_interrupt()
         torch.set_num_threads(settings.threads)
         engine = build_engine(settings)
         probe(engine, settings.base_digest)
