@@ -9,11 +9,11 @@ the lines.
 import asyncio
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from benchmarks.bars import Bar, show_bars
 from benchmarks.http_bars import (
     IDLE_STREAMS,
     IdleStreams,
@@ -33,19 +33,6 @@ from polyloom.platform.engine.model.store import pull
 DATA_DIR = Path.home() / ".cache/polyloom/test-base"
 TINY_REQUESTS, REAL_REQUESTS, SEED_REQUESTS, SOAK_REQUESTS = 2000, 120, 300, 2000
 IDLE_RATIO = 1.05
-
-
-@dataclass(frozen=True)
-class Bar:
-    """One measured bar."""
-
-    name: str
-    figure: str
-    bar: str
-    ok: bool
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.figure} ({self.bar}) {'ok' if self.ok else 'FALLS SHORT'}"
 
 
 def parity_bars(name: str, report: ParityReport) -> Iterator[Bar]:
@@ -140,13 +127,7 @@ def all_bars() -> Iterator[Bar]:
 
 def main() -> int:
     torch.set_num_threads(min(2, torch.get_num_threads()))
-    bars = []
-    for bar in all_bars():
-        print(bar, flush=True)
-        bars.append(bar)
-    short = sum(not bar.ok for bar in bars)
-    print(f"{len(bars) - short} of {len(bars)} bars met")
-    return 1 if short else 0
+    return show_bars(all_bars())
 
 
 if __name__ == "__main__":
