@@ -11,6 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator
+from typing import TypeVar
 
 import msgspec
 import zmq
@@ -24,14 +25,18 @@ from polyloom.platform.engine.errors import (
 from polyloom.platform.engine.messages import (
     PROTOCOL_VERSION,
     Abort,
+    CacheReport,
     Command,
     Drain,
     Event,
     Events,
     Finished,
+    GetCacheReport,
     GetSnapshot,
     Hello,
+    Invalidate,
     Refused,
+    ReleasePrefix,
     Retire,
     Snapshot,
     Status,
@@ -44,9 +49,11 @@ from polyloom.routing.request import GenerationRequest
 
 logger = logging.getLogger("polyloom.engine.client")
 
+Answer = TypeVar("Answer", Snapshot, CacheReport)
+
 UNREAD_LIMIT = 8192  # tokens that one stream's reader may leave unread
 HEALTHY_SECONDS = 5.0  # ten missed heartbeats
-SNAPSHOT_SECONDS = 10.0
+ANSWER_SECONDS = 10.0
 
 
 class EngineClient:
@@ -60,6 +67,7 @@ class EngineClient:
         self._ready = asyncio.Event()
         self._streams: dict[str, TokenStream] = {}
         self._snapshots: deque[asyncio.Future[Snapshot]] = deque()
+        self._cache_reports: deque[asyncio.Future[CacheReport]] = deque()
         self._refusal: str | None = None
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Events)
@@ -131,6 +139,10 @@ class EngineClient:
     def open_streams(self) -> int:
         return len(self._streams)
 
+    def runs(self, sequence_id: str) -> bool:
+        """Whether a stream of this sequence is open here."""
+        return sequence_id in self._streams
+
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Tokens | Finished]:
         """Run one sequence; the last item is `Finished`.
 
@@ -174,11 +186,27 @@ class EngineClient:
 
     async def snapshot(self) -> Snapshot:
         """Everything the engine holds now. Raises EngineUnavailableError."""
-        answer: asyncio.Future[Snapshot] = asyncio.get_running_loop().create_future()
-        await self._send(GetSnapshot())
-        self._snapshots.append(answer)
+        return await self._ask(GetSnapshot(), self._snapshots)
+
+    async def cache_report(self) -> CacheReport:
+        """What the prefix cache did and holds. Raises EngineUnavailableError."""
+        return await self._ask(GetCacheReport(), self._cache_reports)
+
+    async def invalidate(self, command: Invalidate) -> None:
+        """Make cached blocks unreachable. Raises EngineUnavailableError."""
+        await self._send(command)
+
+    async def release_prefix(self, hold: str) -> None:
+        """Let the blocks held under this id be evicted. Raises EngineUnavailableError."""
+        await self._send(ReleasePrefix(hold))
+
+    async def _ask(self, command: Command, waiting: deque[asyncio.Future[Answer]]) -> Answer:
+        """Answers of one kind come in the order of their questions."""
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        await self._send(command)
+        waiting.append(answer)
         try:
-            return await asyncio.wait_for(answer, SNAPSHOT_SECONDS)
+            return await asyncio.wait_for(answer, ANSWER_SECONDS)
         except TimeoutError:
             raise EngineUnavailableError("the engine does not answer") from None
 
@@ -230,9 +258,9 @@ class EngineClient:
                 self._status_at = time.monotonic()
                 self._ready.set()
             case Snapshot():
-                answer = self._snapshots.popleft()
-                if not answer.done():
-                    answer.set_result(event)
+                _answer(self._snapshots, event)
+            case CacheReport():
+                _answer(self._cache_reports, event)
 
     def _refused(self, event: Refused) -> None:
         stream = self._streams.get(event.sequence_id)
@@ -257,7 +285,20 @@ class EngineClient:
         self._status_at = 0.0
         for stream in self._streams.values():
             stream.fail(EngineUnavailableError(reason))
-        while self._snapshots:
-            answer = self._snapshots.popleft()
-            if not answer.done():
-                answer.set_exception(EngineUnavailableError(reason))
+        _fail(self._snapshots, reason)
+        _fail(self._cache_reports, reason)
+
+
+def _answer(waiting: deque[asyncio.Future[Answer]], event: Answer) -> None:
+    """For whoever asked first; one that has given up keeps its place."""
+    answer = waiting.popleft()
+    if not answer.done():
+        answer.set_result(event)
+
+
+def _fail(waiting: deque[asyncio.Future[Answer]], reason: str) -> None:
+    """Nobody will answer these questions."""
+    while waiting:
+        answer = waiting.popleft()
+        if not answer.done():
+            answer.set_exception(EngineUnavailableError(reason))

@@ -5,7 +5,7 @@ writing one report twice, from several API processes or in the wrong order, chan
 boots that are long silent are folded into one sum a namespace.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Literal, TypeVar, cast
 
@@ -222,7 +222,7 @@ async def _row(
     return found
 
 
-async def _ensure(session: AsyncSession, kind: type[Record], values: dict[str, object]) -> None:
+async def _ensure(session: AsyncSession, kind: type[Record], values: Mapping[str, object]) -> None:
     """Insert the row unless it is there already, whoever else does the same."""
     dialect = session.get_bind().dialect.name
     if dialect == "postgresql":
