@@ -74,9 +74,10 @@ async def api_overhead(server: LocalServer, client: httpx.AsyncClient, model: st
         if event == "http11.send_request_body.complete":
             sent = time.perf_counter()
 
-    asked = {"json": body(model, 4), "extensions": {"trace": note}}
+    asked, extensions = body(model, 4), {"trace": note}
     for _ in range(OVERHEAD_REQUESTS):
-        async with client.stream("POST", "/v1/completions", **asked) as answer:
+        stream = client.stream("POST", "/v1/completions", json=asked, extensions=extensions)
+        async with stream as answer:
             answer.raise_for_status()
             async for line in answer.aiter_lines():
                 if line.startswith("data: "):
