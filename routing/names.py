@@ -1,4 +1,4 @@
-"""What may be called what: adapters, aliases and the references that follow an `@`."""
+"""What may be called what: adapters, routes, aliases, share groups, and what follows an `@`."""
 
 import re
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 DEFAULT_ALIAS = "prod"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
+_MOUNT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 _ALL_DIGITS = re.compile(r"[0-9]+")
 _DIGEST = re.compile(r"sha256:([0-9a-f]{8,64})")
@@ -39,6 +40,11 @@ RevisionRef = NumberRef | DigestRef | AliasRef
 def is_name(text: str) -> bool:
     """Whether `text` may name an adapter or a route."""
     return _NAME.fullmatch(text) is not None
+
+
+def is_mount(text: str) -> bool:
+    """Whether `text` may name a share group: what its members write before the `/`."""
+    return _MOUNT.fullmatch(text) is not None
 
 
 def is_alias(text: str) -> bool:

@@ -1,8 +1,9 @@
 """From (tenant, `model`) to the combination that a request runs on, from the snapshot alone.
 
-The whole string is looked up before it is split: adapter, then base. Then the part after the last
-`@` picks a revision (`3`, an alias, `sha256:<hex>`). A name that is no adapter may still be
-`<base>:<adapter>`. Whatever does not resolve is an error: the base never answers in its place.
+The whole string is looked up before it is split: route, then adapter, then base. Then the part
+after the last `@` picks a revision (`3`, an alias, `sha256:<hex>`). A name that is no adapter may
+still be `<base>:<adapter>`, and what is none of the tenant's own `<group>/<adapter or base>` of a
+share group. Whatever does not resolve is an error: the base never answers in its place.
 """
 
 from collections.abc import Iterator
@@ -10,8 +11,14 @@ from collections.abc import Iterator
 import msgspec
 
 from polyloom.adapters.source import AdapterSource
+from polyloom.routing.canary import choose
 from polyloom.routing.combination import Combination
-from polyloom.routing.errors import ModelNotFound, NoDefaultRevision, RevisionRetired
+from polyloom.routing.errors import (
+    ModelNotFound,
+    NoDefaultRevision,
+    RevisionRetired,
+    RoutingError,
+)
 from polyloom.routing.names import (
     DEFAULT_ALIAS,
     AliasRef,
@@ -20,12 +27,17 @@ from polyloom.routing.names import (
     RevisionRef,
     parse_ref,
 )
+from polyloom.routing.request import CacheOwner
 from polyloom.routing.snapshot import (
     AdapterEntry,
     AdapterKey,
     BaseEntry,
+    MountKey,
     RevisionEntry,
+    RouteEntry,
+    RouteKey,
     RouteSnapshot,
+    ShareGroupEntry,
 )
 
 
@@ -33,8 +45,11 @@ class Resolution(msgspec.Struct, frozen=True, kw_only=True):
     """What a `model` string means at one version of the routes.
 
     combination, adapter: as `GenerationRequest` takes them.  label: `<adapter>@<number>`, or the
-    base's name.  adapter_name, revision: None for the base.  tokenizer_folder, template_folder:
-    where the tokenizer and the chat template lie (the revision's own if it ships them).
+    base's name; with `<group>/` before it if a share group brought it.  adapter_name, revision:
+    None for the base.  owner: whose prefix cache it is.  route: `<name>@<version>` of the route
+    that chose it, None without one.  route_version: of all routing state.
+    tokenizer_folder, template_folder: where the tokenizer and the chat template lie (the revision's
+    own if it ships them).
     """
 
     combination: Combination
@@ -43,18 +58,48 @@ class Resolution(msgspec.Struct, frozen=True, kw_only=True):
     base_name: str
     adapter_name: str | None
     revision: int | None
+    owner: CacheOwner
+    route: str | None = None
     route_version: int
     tokenizer_folder: str
     template_folder: str
 
 
-def resolve(snapshot: RouteSnapshot, tenant: str, model: str) -> Resolution:
+def resolve(snapshot: RouteSnapshot, tenant: str, model: str, session: str = "") -> Resolution:
     """What `model` means to `tenant` (a slug).
 
+    session: requests of one session get one target of a route, as long as its weights stand.
     Raises ModelNotFound (unknown, another tenant's, or not ready), NoDefaultRevision (an adapter
     without `prod`), RevisionRetired.
     """
+    route = snapshot.routes.get(RouteKey(tenant, model))
+    if route is None:
+        return resolve_target(snapshot, tenant, model)
+    target = choose(route.targets, tenant, route.name, session)
+    return _through(snapshot, tenant, route, target.model)
+
+
+def resolve_target(snapshot: RouteSnapshot, tenant: str, model: str) -> Resolution:
+    """`resolve` for what a route may lead to: anything but a route. Raises what `resolve` does."""
     return _Lookup(snapshot, tenant, model).resolve()
+
+
+def resolve_candidate(
+    snapshot: RouteSnapshot, tenant: str, adapter: str, number: int
+) -> Resolution:
+    """A revision of the tenant's that may still be `checking`: what a gate tries before it is
+    served. Raises ModelNotFound, RevisionRetired."""
+    return _Lookup(snapshot, tenant, f"{adapter}@{number}").candidate(adapter, number)
+
+
+def _through(snapshot: RouteSnapshot, tenant: str, route: RouteEntry, model: str) -> Resolution:
+    try:
+        found = resolve_target(snapshot, tenant, model)
+    except RoutingError as error:
+        raise type(error)(
+            route.name, f"The route {route.name!r} leads to {model!r}: {error.message}"
+        ) from error
+    return msgspec.structs.replace(found, route=f"{route.name}@{route.version}")
 
 
 class _Lookup:
@@ -64,16 +109,36 @@ class _Lookup:
         self._model = model
 
     def resolve(self) -> Resolution:
+        found = self._own() or self._shared()
+        if found is None:
+            raise self._unknown()
+        return found
+
+    def candidate(self, adapter: str, number: int) -> Resolution:
+        entry = self._adapter(adapter)
+        revision = None if entry is None else entry.revisions.get(number)
+        if entry is None or revision is None:
+            raise self._unknown()
+        if revision.state == "checking":
+            revision = msgspec.structs.replace(revision, state="ready")
+        return self._revision(entry, revision)
+
+    def _own(self) -> Resolution | None:
         if adapter := self._adapter(self._model):
             return self._default(adapter)
         if base := self._snapshot.bases.get(self._model):
             return self._base(base)
         name, at, suffix = self._model.rpartition("@")
-        if at:
-            return self._referred(name, suffix)
-        if found := self._below_base(self._model):
-            return self._default(*found)
-        raise self._unknown()
+        ref = parse_ref(suffix) if at else AliasRef(DEFAULT_ALIAS)
+        if at and (adapter := self._adapter(name)):
+            return self._revision(adapter, self._pick(adapter, ref))
+        found = self._below_base(name if at else self._model)
+        if found is None:
+            return None
+        adapter, base = found
+        if not at:
+            return self._default(adapter, base)
+        return self._revision(adapter, self._pick(adapter, ref), base)
 
     def _adapter(self, name: str) -> AdapterEntry | None:
         return self._snapshot.adapters.get(AdapterKey(self._tenant, name))
@@ -87,16 +152,42 @@ class _Lookup:
                 return adapter, base
         return None
 
-    def _referred(self, name: str, suffix: str) -> Resolution:
-        ref = parse_ref(suffix)
-        if ref is None:
-            raise self._unknown()
-        if adapter := self._adapter(name):
-            return self._revision(adapter, self._pick(adapter, ref))
-        if found := self._below_base(name):
-            adapter, base = found
-            return self._revision(adapter, self._pick(adapter, ref), base)
-        raise self._unknown()
+    def _shared(self) -> Resolution | None:
+        """`<mount>/<base>`, `<mount>/<adapter>` or that with the shared revision's number or digest
+        after an `@`."""
+        mount, _, rest = self._model.partition("/")
+        group = self._snapshot.groups.get(MountKey(self._tenant, mount))
+        if group is None:
+            return None
+        found = self._shared_base(group, rest) or self._shared_revision(group, rest)
+        if found is None:
+            return None
+        prefix = f"{mount}/"
+        return msgspec.structs.replace(
+            found,
+            label=prefix + found.label,
+            adapter_name=None if found.adapter_name is None else prefix + found.adapter_name,
+            owner=CacheOwner("group", group.uid),
+        )
+
+    def _shared_base(self, group: ShareGroupEntry, name: str) -> Resolution | None:
+        base = self._snapshot.bases.get(name)
+        return self._base(base) if base is not None and group.shares_base else None
+
+    def _shared_revision(self, group: ShareGroupEntry, text: str) -> Resolution | None:
+        name, at, suffix = text.rpartition("@") if "@" in text else (text, "", "")
+        number = group.revisions.get(name)
+        adapter = self._snapshot.adapters.get(AdapterKey(group.owner, name))
+        if number is None or adapter is None:
+            return None
+        revision = adapter.revisions[number]
+        ref = parse_ref(suffix) if at else NumberRef(number)
+        match ref:
+            case NumberRef(asked) if asked == number:
+                return self._revision(adapter, revision)
+            case DigestRef(digest) if revision.source.digest.startswith(digest):
+                return self._revision(adapter, revision)
+        return None
 
     def _default(self, adapter: AdapterEntry, base: BaseEntry | None = None) -> Resolution:
         if DEFAULT_ALIAS not in adapter.aliases:
@@ -107,7 +198,7 @@ class _Lookup:
             )
         return self._revision(adapter, self._pick(adapter, AliasRef(DEFAULT_ALIAS)), base)
 
-    def _pick(self, adapter: AdapterEntry, ref: RevisionRef) -> RevisionEntry:
+    def _pick(self, adapter: AdapterEntry, ref: RevisionRef | None) -> RevisionEntry:
         match ref:
             case NumberRef(number):
                 found = adapter.revisions.get(number)
@@ -115,6 +206,8 @@ class _Lookup:
                 found = adapter.revisions.get(adapter.aliases.get(alias, 0))
             case DigestRef(prefix):
                 found = self._by_digest(adapter, prefix)
+            case None:
+                found = None
         if found is None:
             raise self._unknown()
         return found
@@ -153,6 +246,7 @@ class _Lookup:
             base_name=base.name,
             adapter_name=adapter.name,
             revision=revision.number,
+            owner=CacheOwner("tenant", self._tenant),
             route_version=self._snapshot.version,
             tokenizer_folder=revision.source.path if revision.ships_tokenizer else base.folder,
             template_folder=revision.source.path if ships_template else base.folder,
@@ -170,6 +264,7 @@ class _Lookup:
             base_name=base.name,
             adapter_name=None,
             revision=None,
+            owner=CacheOwner("tenant", self._tenant),
             route_version=self._snapshot.version,
             tokenizer_folder=base.folder,
             template_folder=base.folder,

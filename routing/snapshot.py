@@ -50,9 +50,56 @@ class AdapterKey(msgspec.Struct, frozen=True):
     name: str
 
 
+class RouteKey(msgspec.Struct, frozen=True):
+    """A route's identity: names are unique within a tenant only."""
+
+    tenant: str
+    name: str
+
+
+class RouteTarget(msgspec.Struct, frozen=True):
+    """Where a share of a route's conversations goes: a `model` string that names no route, and its
+    weight among the route's targets, 0 for none."""
+
+    model: str
+    weight: int
+
+
+class RouteEntry(msgspec.Struct, frozen=True):
+    """A route at its newest `version`; its targets have a positive weight together."""
+
+    name: str
+    version: int
+    targets: tuple[RouteTarget, ...]
+
+
+class MountKey(msgspec.Struct, frozen=True):
+    """A share group as one of its members names it: `mount` is unique within the tenant."""
+
+    tenant: str
+    mount: str
+
+
+class ShareGroupEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """What the members of a group may call beside their own.
+
+    uid: names the group's prefix cache.  owner: the tenant (a slug) whose adapters these are.
+    revisions: the one shared revision of each shared adapter.  shares_base: bases may be called
+    through the group, which puts their prompts into its cache.
+    """
+
+    uid: str
+    owner: str
+    revisions: Mapping[str, int]
+    shares_base: bool
+
+
 class RouteSnapshot(msgspec.Struct, frozen=True):
-    """bases by name; adapters by (tenant, name). `version` grows with every change."""
+    """Bases by name, adapters and routes by (tenant, name), share groups by (member, mount).
+    `version` grows with every change."""
 
     version: int
     bases: Mapping[str, BaseEntry] = MappingProxyType({})
     adapters: Mapping[AdapterKey, AdapterEntry] = MappingProxyType({})
+    routes: Mapping[RouteKey, RouteEntry] = MappingProxyType({})
+    groups: Mapping[MountKey, ShareGroupEntry] = MappingProxyType({})

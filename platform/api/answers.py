@@ -4,27 +4,43 @@ from polyloom.platform.api.guards import AuthorizedRequest, tenant_of
 from polyloom.platform.api.schemas import PromptTokensDetails, StreamOptions, Usage
 from polyloom.platform.errors import InvalidRequest
 from polyloom.platform.generation.inference import Inference, InferenceCall, Target
+from polyloom.platform.generation.request_plan import SamplingOptions, plan_salt
 
 STREAM_GRACE_SECONDS = 30.0
 """Beyond the request's deadline, for a reader that is a little slow."""
 
 
+SESSION_HEADER = "x-polyloom-session"
+
+
 async def resolve_target(
-    request: AuthorizedRequest, inference: Inference, model: str, endpoint: str
+    request: AuthorizedRequest, inference: Inference, options: SamplingOptions, endpoint: str
 ) -> Target:
-    """The model that this request's tenant means."""
-    target = await inference.target(tenant_of(request.auth), request.auth.key_id, model, endpoint)
+    """The model that this request's tenant means. Requests of one session (the header, else the
+    body's `user`) stay on one target of a route."""
+    target = await inference.target(
+        tenant_of(request.auth),
+        request.auth.key_id,
+        options.model,
+        endpoint,
+        session=request.headers.get(SESSION_HEADER) or options.user,
+        salt=plan_salt(options),
+    )
     request.state.request_id = target.request_id
     return target
 
 
 def answer_headers(call: InferenceCall) -> dict[str, str]:
-    """Which revision answers, by which version of the routes."""
+    """Which revision answers, by which version of all routing state, and of the route if it was
+    called through one."""
     resolution = call.target.resolution
-    return {
+    headers = {
         "x-polyloom-revision": resolution.label,
         "x-polyloom-route-version": str(resolution.route_version),
     }
+    if resolution.route is not None:
+        headers["x-polyloom-route"] = resolution.route
+    return headers
 
 
 def usage_of(call: InferenceCall) -> Usage:

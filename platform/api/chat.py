@@ -64,7 +64,7 @@ async def create_chat_completion(
     body = await read_body(ChatRequest, request)
     refuse_unsupported(body)
     with_usage = wants_usage(body.stream, body.stream_options)
-    target = await resolve_target(request, inference, body.model, "chat.completions")
+    target = await resolve_target(request, inference, body, "chat.completions")
     call = inference.call(
         target, [await plan_prompt(body, target)], plan_choices(body), plan_stops(body)
     )

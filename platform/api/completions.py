@@ -57,7 +57,7 @@ async def create_completion(
     body = await read_body(CompletionRequest, request)
     refuse_unsupported(body)
     with_usage = wants_usage(body.stream, body.stream_options)
-    target = await resolve_target(request, inference, body.model, "completions")
+    target = await resolve_target(request, inference, body, "completions")
     call = await plan_call(body, target, inference)
     if body.stream:
         events = stream_pieces(call, with_usage, body.logprobs is not None)

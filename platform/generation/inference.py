@@ -19,7 +19,7 @@ from polyloom.platform.generation.templates import ChatTemplate
 from polyloom.platform.services.usage import UsageRecorder
 from polyloom.platform.services.views import TenantView, UsageRecord
 from polyloom.platform.telemetry.generation import GenerationMetrics
-from polyloom.routing.request import GenerationRequest
+from polyloom.routing.request import CacheScope, GenerationRequest
 from polyloom.routing.resolver import Resolution, resolve
 from polyloom.routing.sampling_params import SamplingParams
 from polyloom.routing.snapshot import RouteSnapshot
@@ -27,7 +27,10 @@ from polyloom.routing.snapshot import RouteSnapshot
 
 @dataclass(frozen=True)
 class Target:
-    """Who asks for what: the resolved model with its prompt format, and what the engine takes."""
+    """Who asks for what: the resolved model with its prompt format, and what the engine takes.
+
+    cache: whose prefix cache the prompts may use.
+    """
 
     request_id: str
     tenant: TenantView
@@ -37,6 +40,7 @@ class Target:
     resolution: Resolution
     format: ChatTemplate
     served: ServedModel
+    cache: CacheScope
 
 
 @dataclass(frozen=True)
@@ -155,22 +159,56 @@ class Inference:
         announcements.subscribe(CancelRequest, self._cancel_here)
 
     async def target(
-        self, tenant: TenantView, key_id: int | None, model: str, endpoint: str
+        self,
+        tenant: TenantView,
+        key_id: int | None,
+        model: str,
+        endpoint: str,
+        *,
+        session: str | None = None,
+        salt: str | None = None,
     ) -> Target:
-        """Resolve `model` for `tenant`. Raises RoutingError, EngineUnavailable."""
-        resolution = resolve(self._routes(), tenant.slug, model)
+        """Resolve `model` for `tenant`.
+
+        session: its requests stay on one target of a route; None: this one is on its own.
+        salt: of the cache's namespace.  Raises RoutingError, EngineUnavailable.
+        """
+        request_id = "req_" + uuid.uuid4().hex
+        resolution = resolve(self._routes(), tenant.slug, model, session or request_id)
+        return await self.target_of(
+            resolution, tenant, key_id, model, endpoint, request_id=request_id, salt=salt
+        )
+
+    async def target_of(
+        self,
+        resolution: Resolution,
+        tenant: TenantView,
+        key_id: int | None,
+        model: str,
+        endpoint: str,
+        *,
+        request_id: str,
+        salt: str | None = None,
+    ) -> Target:
+        """`target` for what is resolved already. Raises EngineUnavailable."""
         served = self._served()
         if served is None:
             raise EngineUnavailable("the engine is starting", retry_after=5)
+        prompt_format = await self._formats.get(resolution)
         return Target(
-            request_id="req_" + uuid.uuid4().hex,
+            request_id=request_id,
             tenant=tenant,
             key_id=key_id,
             model=model,
             endpoint=endpoint,
             resolution=resolution,
-            format=await self._formats.get(resolution),
+            format=prompt_format,
             served=served,
+            cache=CacheScope(
+                owner=resolution.owner,
+                tokenizer_digest=prompt_format.tokenizer.digest,
+                salt=salt,
+            ),
         )
 
     def call(
@@ -205,6 +243,8 @@ class Inference:
             prompt=prompt.ids,
             sampling=msgspec.structs.replace(sampling, choice=choice),
             deadline=deadline,
+            cache=target.cache,
+            weight=target.tenant.weight,
         )
 
     async def cancel(self, tenant: TenantView, request_id: str) -> None:

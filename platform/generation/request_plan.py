@@ -18,6 +18,7 @@ MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 512
 MAX_TOP_LOGPROBS = 20
 MAX_BIASES = 1024
+MAX_SALT_CHARACTERS = 256
 SEED_MASK = (1 << 64) - 1
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
@@ -25,8 +26,8 @@ _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 class SamplingOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What completions and chat have in common; null means the default.
 
-    top_k, min_p, repetition_penalty, ignore_eos, min_tokens and stop_token_ids go beyond OpenAI's
-    fields. The fields from `metadata` on are sent by clients, change no token and are ignored.
+    top_k, min_p, repetition_penalty, ignore_eos, min_tokens, stop_token_ids and cache_salt (prompts
+    share cached blocks only with prompts of the same salt) go beyond OpenAI's fields. The fields from `metadata` on are sent by clients, change no token and are ignored.
     """
 
     model: str
@@ -46,6 +47,7 @@ class SamplingOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     stop_token_ids: list[int] | None = None
+    cache_salt: str | None = None
     metadata: Any = None
     store: bool | None = None
     service_tier: str | None = None
@@ -137,6 +139,14 @@ def plan_stops(options: SamplingOptions) -> tuple[str, ...]:
             f"stop strings have 1 to {MAX_STOP_CHARACTERS} characters", param="stop"
         )
     return tuple(stops)
+
+
+def plan_salt(options: SamplingOptions) -> str | None:
+    """The salt of the prompt's cache namespace, checked."""
+    salt = options.cache_salt
+    if salt is not None and not 0 < len(salt) <= MAX_SALT_CHARACTERS:
+        raise InvalidRequest(f"has 1 to {MAX_SALT_CHARACTERS} characters", param="cache_salt")
+    return salt
 
 
 def plan_max_tokens(

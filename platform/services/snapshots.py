@@ -2,20 +2,32 @@
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from types import MappingProxyType
 
 from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from polyloom.platform.coordination.announcements import Announcements, RoutesChanged
 from polyloom.platform.db.engine import Database
 from polyloom.platform.db.models import AdapterRow, BaseRow
 from polyloom.platform.db.repositories import AdapterRepository, RouteVersionRepository
+from polyloom.platform.db.route_repositories import RouteRepository, ShareGroupRepository
 from polyloom.platform.errors import DatabaseUnavailable
 from polyloom.platform.periodic import Periodic
 from polyloom.platform.services.blobs import BlobStore
+from polyloom.platform.services.route_rows import group_entries, route_entry
 from polyloom.platform.services.rows import revision_entry
-from polyloom.routing.snapshot import AdapterEntry, AdapterKey, BaseEntry, RouteSnapshot
+from polyloom.routing.snapshot import (
+    AdapterEntry,
+    AdapterKey,
+    BaseEntry,
+    MountKey,
+    RouteEntry,
+    RouteKey,
+    RouteSnapshot,
+    ShareGroupEntry,
+)
 
 log = logging.getLogger(__name__)
 
@@ -64,16 +76,26 @@ class SnapshotService:
         """Load what is newer than `current`. Raises DatabaseUnavailable."""
         async with self._refreshing:
             async with self._database.read() as session:
-                version = await RouteVersionRepository(session).current()
-                if version <= self._current.version:
-                    return self._current
-                adapters = AdapterRepository(session)
-                changed = await adapters.changed_since(self._current.version)
-                bases = await session.scalars(
-                    select(BaseRow).where(BaseRow.digest.in_(self._served))
-                )
-                self._current = self._next(version, changed, bases)
+                self._current = await self.seen_by(session)
             return self._current
+
+    async def seen_by(self, session: AsyncSession) -> RouteSnapshot:
+        """The routes as `session` sees them, its own changes included; `current` if it sees none
+        that are newer."""
+        known = self._current
+        version = await RouteVersionRepository(session).current()
+        if version <= known.version:
+            return known
+        bases = await session.scalars(select(BaseRow).where(BaseRow.digest.in_(self._served)))
+        return RouteSnapshot(
+            version=version,
+            bases=MappingProxyType(
+                {b.name: BaseEntry(b.name, b.digest, b.folder, b.template_digest) for b in bases}
+            ),
+            adapters=await self._adapters(session, known),
+            routes=await _routes(session, known),
+            groups=await _groups(session, known),
+        )
 
     async def routes_changed(self) -> None:
         """A change was committed here: follow it, and tell the other processes."""
@@ -84,19 +106,13 @@ class SnapshotService:
             return
         await self._announcements.publish(RoutesChanged(snapshot.version))
 
-    def _next(
-        self, version: int, changed: Iterable[AdapterRow], bases: Iterable[BaseRow]
-    ) -> RouteSnapshot:
-        adapters = dict(self._current.adapters)
-        for row in changed:
+    async def _adapters(
+        self, session: AsyncSession, known: RouteSnapshot
+    ) -> MappingProxyType[AdapterKey, AdapterEntry]:
+        adapters = dict(known.adapters)
+        for row in await AdapterRepository(session).changed_since(known.version):
             adapters[AdapterKey(row.tenant.slug, row.name)] = self._entry(row)
-        return RouteSnapshot(
-            version=version,
-            bases=MappingProxyType(
-                {b.name: BaseEntry(b.name, b.digest, b.folder, b.template_digest) for b in bases}
-            ),
-            adapters=MappingProxyType(adapters),
-        )
+        return MappingProxyType(adapters)
 
     def _entry(self, row: AdapterRow) -> AdapterEntry:
         revisions = {
@@ -108,3 +124,27 @@ class SnapshotService:
     async def _heard(self, announcement: RoutesChanged) -> None:
         if announcement.version > self._current.version:
             await self.refresh()
+
+
+async def _routes(
+    session: AsyncSession, known: RouteSnapshot
+) -> MappingProxyType[RouteKey, RouteEntry]:
+    routes = dict(known.routes)
+    for row in await RouteRepository(session).changed_since(known.version):
+        entry = route_entry(row)
+        if entry.targets:
+            routes[RouteKey(row.tenant.slug, row.name)] = entry
+        else:
+            routes.pop(RouteKey(row.tenant.slug, row.name), None)
+    return MappingProxyType(routes)
+
+
+async def _groups(
+    session: AsyncSession, known: RouteSnapshot
+) -> MappingProxyType[MountKey, ShareGroupEntry]:
+    changed = await ShareGroupRepository(session).changed_since(known.version)
+    uids = {row.uid for row in changed}
+    groups = {key: entry for key, entry in known.groups.items() if entry.uid not in uids}
+    for row in changed:
+        groups.update(group_entries(row))
+    return MappingProxyType(groups)

@@ -2,6 +2,7 @@
 
 from types import MappingProxyType
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,14 +15,20 @@ from polyloom.routing.errors import (
     RoutingError,
 )
 from polyloom.routing.names import is_alias, is_name, parse_ref
-from polyloom.routing.resolver import resolve
+from polyloom.routing.request import CacheOwner
+from polyloom.routing.resolver import resolve, resolve_candidate
 from polyloom.routing.snapshot import (
     AdapterEntry,
     AdapterKey,
     BaseEntry,
     EntryState,
+    MountKey,
     RevisionEntry,
+    RouteEntry,
+    RouteKey,
     RouteSnapshot,
+    RouteTarget,
+    ShareGroupEntry,
 )
 
 TINY = BaseEntry("tiny", "sha256:" + "b" * 64, "/bases/tiny", "sha256:template")
@@ -206,6 +213,122 @@ def test_of_one_content_uploaded_again_the_ready_revision_is_meant() -> None:
         "a", revision(1, "retired", same), revision(2, "ready", same), revision(3, "failed", same)
     )
     assert resolve(snapshot(entry), "acme", "a@sha256:abcdef01").revision == 2
+
+
+def routed(*targets: tuple[str, int], name: str = "chat") -> RouteSnapshot:
+    entry = RouteEntry(name, 4, tuple(RouteTarget(model, weight) for model, weight in targets))
+    return msgspec.structs.replace(snapshot(SUPPORT), routes={RouteKey("acme", name): entry})
+
+
+def test_a_route_leads_to_one_of_its_targets_and_says_so() -> None:
+    routes = routed(("support@1", 1), ("support@prod", 1), ("tiny", 1), ("support@3", 0))
+    seen = set()
+    for session in map(str, range(60)):
+        found = resolve(routes, "acme", "chat", session)
+        assert (found.route, found.route_version) == ("chat@4", 7)
+        assert resolve(routes, "acme", "chat", session) == found
+        seen.add(found.label)
+    assert seen == {"support@1", "support@2", "tiny"}
+    assert resolve(routes, "acme", "support@1").route is None
+
+
+def test_a_route_comes_first_and_its_targets_are_no_routes() -> None:
+    routes = routed(("support@1", 1), name="support")
+    assert resolve(routes, "acme", "support").label == "support@1"
+    assert resolve(routed(("support", 1), name="support"), "acme", "support").label == "support@2"
+    with pytest.raises(ModelNotFound):
+        resolve(routes, "globex", "support")
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [("support@3", RevisionRetired), ("other", ModelNotFound), ("chat", ModelNotFound)],
+)
+def test_a_share_that_leads_nowhere_is_an_error_and_never_the_base(
+    target: str, kind: type[RoutingError]
+) -> None:
+    with pytest.raises(kind, match=f"'chat' leads to '{target}'") as caught:
+        resolve(routed((target, 1)), "acme", "chat")
+    assert caught.value.model == "chat"
+
+
+def test_a_candidate_may_still_be_in_its_check() -> None:
+    entry = adapter("a", revision(1, "checking"), revision(2, "retired"), revision(3, "failed"))
+    found = resolve_candidate(snapshot(entry), "acme", "a", 1)
+    assert (found.label, found.adapter) == ("a@1", entry.revisions[1].source)
+    with pytest.raises(ModelNotFound, match="checking"):
+        resolve(snapshot(entry), "acme", "a@1")
+    for number in (2, 3, 4):
+        with pytest.raises(RoutingError):
+            resolve_candidate(snapshot(entry), "acme", "a", number)
+
+
+def grouped(*own: AdapterEntry, shares_base: bool = True, shared: int = 1) -> RouteSnapshot:
+    """globex calls acme's `support` through the group `team`; acme calls the group `out`."""
+    group = ShareGroupEntry(
+        uid="g1", owner="acme", revisions={"support": shared}, shares_base=shares_base
+    )
+    routes = snapshot(SUPPORT)
+    return msgspec.structs.replace(
+        routes,
+        adapters={**routes.adapters, **{AdapterKey("globex", e.name): e for e in own}},
+        groups={MountKey("globex", "team"): group, MountKey("acme", "out"): group},
+    )
+
+
+@pytest.mark.parametrize("suffix", ["", "@1", "@sha256:00000001"])
+def test_a_member_calls_what_is_shared_in_the_group_s_cache(suffix: str) -> None:
+    found = resolve(grouped(), "globex", f"team/support{suffix}")
+    assert found.adapter == SUPPORT.revisions[1].source
+    assert (found.label, found.adapter_name, found.revision) == (
+        "team/support@1",
+        "team/support",
+        1,
+    )
+    assert found.owner == CacheOwner("group", "g1")
+    assert resolve(grouped(), "acme", f"out/support{suffix}").owner == CacheOwner("group", "g1")
+
+
+def test_what_is_called_directly_stays_in_the_tenant_s_own_cache() -> None:
+    assert resolve(grouped(), "acme", "support@1").owner == CacheOwner("tenant", "acme")
+    assert resolve(grouped(), "globex", "tiny").owner == CacheOwner("tenant", "globex")
+    shared = resolve(grouped(), "globex", "team/tiny")
+    assert (shared.label, shared.adapter) == ("team/tiny", None)
+    assert shared.owner == CacheOwner("group", "g1")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "support",
+        "team/support@2",
+        "team/support@prod",
+        "team/other",
+        "team",
+        "team/",
+        "out/support",
+    ],
+)
+def test_nothing_but_the_shared_revision_can_be_called(model: str) -> None:
+    with pytest.raises(ModelNotFound, match="does not exist"):
+        resolve(grouped(), "globex", model)
+
+
+def test_a_base_is_shared_only_where_the_group_says_so() -> None:
+    with pytest.raises(ModelNotFound):
+        resolve(grouped(shares_base=False), "globex", "team/tiny")
+
+
+def test_a_tenant_s_own_name_wins_over_a_group_s() -> None:
+    own = adapter("team/support", revision(9), prod=9)
+    found = resolve(grouped(own), "globex", "team/support")
+    assert (found.revision, found.owner) == (9, CacheOwner("tenant", "globex"))
+    assert resolve(grouped(own), "globex", "team/support@9").revision == 9
+
+
+def test_a_shared_revision_that_is_retired_says_so() -> None:
+    with pytest.raises(RevisionRetired):
+        resolve(grouped(shared=3), "globex", "team/support")
 
 
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,20}", fullmatch=True)

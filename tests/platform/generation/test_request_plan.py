@@ -9,6 +9,7 @@ from polyloom.platform.generation.request_plan import (
     ServedModel,
     plan_choices,
     plan_max_tokens,
+    plan_salt,
     plan_sampling,
     plan_seed,
     plan_stops,
@@ -96,6 +97,15 @@ def test_choices_and_stops_are_bounded() -> None:
         with pytest.raises(InvalidRequest) as refused:
             planner(SamplingOptions(model="m", **{field: value}))  # type: ignore[arg-type]
         assert refused.value.param == field
+
+
+def test_a_salt_is_short_text() -> None:
+    assert plan_salt(SamplingOptions(model="m")) is None
+    assert plan_salt(SamplingOptions(model="m", cache_salt="x" * 256)) == "x" * 256
+    for salt in ("", "x" * 257):
+        with pytest.raises(InvalidRequest) as caught:
+            plan_salt(SamplingOptions(model="m", cache_salt=salt))
+        assert caught.value.param == "cache_salt"
 
 
 def test_a_seed_is_64_bits_and_drawn_if_absent() -> None:
