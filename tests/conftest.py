@@ -1,6 +1,7 @@
 """Bases that tests of several packages share: a tiny random Llama, and the real SmolLM2."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from polyloom.kvcache.kernels.cuda import stand_in
 from polyloom.platform.engine.model.store import BaseModel, pull
+from tests.cuda_emulator.backend import EmulatedDevice
 
 VOCABULARY = 512
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -93,3 +96,11 @@ def smollm2() -> BaseModel:
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     reference = os.environ.get("POLYLOOM_TEST_BASE", "smollm2-135m-instruct")
     return pull(reference, cache / "polyloom" / "test-base")
+
+
+@pytest.fixture(scope="session")
+def emulated_device() -> Iterator[EmulatedDevice]:
+    """CUDA kernels run on CPU tensors, from their own text."""
+    device = EmulatedDevice()
+    with stand_in("cpu", device):
+        yield device

@@ -6,7 +6,9 @@ import torch
 
 from polyloom.adapters.kernels.contract import LoraOp
 from polyloom.adapters.kernels.cpu import CpuLoraOp, load_cpu_lora
+from polyloom.adapters.kernels.cuda import CudaLoraOp
 from polyloom.adapters.kernels.reference import ReferenceLoraOp
+from polyloom.kvcache.kernels.cuda import unavailable
 
 
 @dataclass(frozen=True)
@@ -20,8 +22,16 @@ class LoraChoice:
 def choose_lora_op(dtype: torch.dtype, device: torch.device) -> LoraChoice:
     """The fastest implementation for `device` that can be built here."""
     if device.type != "cpu":
-        return LoraChoice(ReferenceLoraOp(), f"no op for {device.type} devices")
+        return choose_cuda_lora_op(dtype, device)
     reason = load_cpu_lora(dtype)
     if reason is not None:
         return LoraChoice(ReferenceLoraOp(), reason)
     return LoraChoice(CpuLoraOp(dtype))
+
+
+def choose_cuda_lora_op(dtype: torch.dtype, device: torch.device) -> LoraChoice:
+    """The CUDA kernels, on whatever compiles them for `device`."""
+    reason = unavailable(dtype, device.type)
+    if reason is not None:
+        return LoraChoice(ReferenceLoraOp(), reason)
+    return LoraChoice(CudaLoraOp(dtype))

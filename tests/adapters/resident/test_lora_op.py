@@ -11,6 +11,7 @@ from polyloom.adapters.base_layout import BaseLayout, ModuleGroup
 from polyloom.adapters.kernels.choice import LoraChoice, choose_lora_op
 from polyloom.adapters.kernels.contract import LoraOp
 from polyloom.adapters.kernels.cpu import CpuLoraOp, load_cpu_lora
+from polyloom.adapters.kernels.cuda import CudaLoraOp
 from polyloom.adapters.kernels.reference import ReferenceLoraOp
 from polyloom.adapters.layers import LoraLayers
 from polyloom.adapters.pages import AdapterPages
@@ -18,6 +19,7 @@ from polyloom.adapters.placement import Allocation
 from polyloom.adapters.segments import LoraBatch, lora_batch
 from polyloom.adapters.weights import AdapterWeights
 from polyloom.kvcache.kernels.dispatch import Capabilities
+from tests.cuda_emulator.backend import EmulatedDevice
 
 RANKS = (1, 3, 8, 12, 16, 20, 33, 64)
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
@@ -33,12 +35,20 @@ MIXES: dict[str, list[tuple[int | None, int]]] = {
 }
 
 
-@pytest.fixture(params=["reference-fp32", "cpu-fp32", "cpu-bf16", "reference-bf16"])
-def op_and_dtype(request: pytest.FixtureRequest) -> tuple[LoraOp, torch.dtype]:
+@pytest.fixture(
+    params=[
+        "reference-fp32", "reference-bf16", "cpu-fp32", "cpu-bf16", "cuda-fp32", "cuda-bf16"
+    ]
+)  # fmt: skip
+def op_and_dtype(
+    request: pytest.FixtureRequest, emulated_device: EmulatedDevice
+) -> tuple[LoraOp, torch.dtype]:
     name, precision = request.param.split("-")
     dtype = torch.float32 if precision == "fp32" else torch.bfloat16
     if name == "reference":
         return ReferenceLoraOp(), dtype
+    if name == "cuda":
+        return CudaLoraOp(dtype), dtype
     assert load_cpu_lora(dtype) is None
     return CpuLoraOp(dtype), dtype
 
