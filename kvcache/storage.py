@@ -24,3 +24,8 @@ class KVStorage:
         # Zeros come from the system untouched, so memory grows with use, not at the start.
         self.keys = torch.zeros(shape, dtype=config.dtype, device=config.device)
         self.values = torch.zeros(shape, dtype=config.dtype, device=config.device)
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Give block `target` the content of block `source`, in all layers."""
+        self.keys[:, target] = self.keys[:, source]
+        self.values[:, target] = self.values[:, source]

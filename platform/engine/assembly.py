@@ -24,6 +24,7 @@ from polyloom.kvcache.block_pool import BlockPool
 from polyloom.kvcache.config import KVCacheConfig, blocks_for_memory
 from polyloom.kvcache.kernels.dispatch import Capabilities
 from polyloom.kvcache.manager import KVCacheManager
+from polyloom.kvcache.prefix_cache import PrefixCache
 from polyloom.kvcache.storage import KVStorage
 from polyloom.platform.engine.admission import Admission
 from polyloom.platform.engine.errors import EngineStartError
@@ -34,6 +35,7 @@ from polyloom.platform.engine.model.decoder import Decoder
 from polyloom.platform.engine.model.families import read_config
 from polyloom.platform.engine.model.layout import base_layout
 from polyloom.platform.engine.model.weights import FusedWeights
+from polyloom.platform.engine.prefix import EnginePrefixCache
 from polyloom.platform.engine.runner import ModelRunner
 from polyloom.platform.engine.settings import EngineSettings
 from polyloom.platform.engine.step import Engine
@@ -83,8 +85,9 @@ def build_engine(settings: EngineSettings) -> Engine:
     layout = base_layout(config, name=settings.base_name, digest=settings.base_digest)
     decoder = Decoder(config, weights, _engine_ops(settings, capabilities), dtype)
     cache = _cache_config(settings, config, dtype, device)
+    storage = KVStorage(cache)
     attention = PagedAttention(
-        cache, KVStorage(cache), config.num_heads, _implementation(settings), capabilities
+        cache, storage, config.num_heads, _implementation(settings), capabilities
     )
     lora = _lora_op(settings, dtype, device)
     pool = AdapterPoolConfig(
@@ -93,12 +96,15 @@ def build_engine(settings: EngineSettings) -> Engine:
     pages = AdapterPages(pool, layout, lora.op)
     lora_layers = LoraLayers(pages, lora, capabilities)
     residency = Residency(pages, RevisionLoader(layout, weights))
-    blocks = KVCacheManager(BlockPool(cache.num_blocks), cache.block_size)
+    scheduler, block_pool = _scheduler_config(settings, config, cache), BlockPool(cache.num_blocks)
+    prefix_cache = _prefix_cache(settings, cache, block_pool, storage, scheduler.max_model_len)
+    blocks = KVCacheManager(block_pool, cache.block_size, prefix_cache)
     return Engine(
         Admission(settings.base_digest, config.vocab_size),
-        Batcher(_scheduler_config(settings, config, cache), blocks, residency),
+        Batcher(scheduler, blocks, residency),
         ModelRunner(decoder, attention, lora_layers, residency, blocks, cache.block_size, device),
         blocks,
+        EnginePrefixCache(prefix_cache, settings.dtype, capabilities),
         pages,
         residency,
         capabilities,
@@ -119,6 +125,26 @@ def _lora_op(settings: EngineSettings, dtype: torch.dtype, device: torch.device)
     if settings.implementation == "reference":
         return LoraChoice(ReferenceLoraOp())
     return choose_lora_op(dtype, device)
+
+
+def _prefix_cache(
+    settings: EngineSettings,
+    cache: KVCacheConfig,
+    pool: BlockPool,
+    storage: KVStorage,
+    max_model_len: int,
+) -> PrefixCache | None:
+    """Held prefixes get half of the blocks, and never those that the longest sequence needs."""
+    if not settings.prefix_cache:
+        return None
+    longest = -(-max_model_len // cache.block_size)
+    return PrefixCache(
+        pool,
+        cache.block_size,
+        cache.block_bytes,
+        max_held_blocks=min(cache.num_blocks // 2, cache.num_blocks - longest),
+        copy_block=storage.copy_block,
+    )
 
 
 def _cache_config(

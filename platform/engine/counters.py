@@ -15,10 +15,13 @@ class EngineCounters:
     prompt_tokens: int = 0
     generated_tokens: int = 0
 
-    def ran(self, plan: StepPlan, seconds: float) -> None:
-        """Count one step."""
+    def ran(self, plan: StepPlan, seconds: float) -> int:
+        """Count one step; how many of its tokens were of prompts."""
         self.steps += 1
         self.step_seconds += seconds
+        prompt_tokens = 0
         for item in plan.scheduled:
             end = min(item.start + item.num_tokens, item.sequence.prompt_len)
-            self.prompt_tokens += max(0, end - item.start)
+            prompt_tokens += max(0, end - item.start)
+        self.prompt_tokens += prompt_tokens
+        return prompt_tokens

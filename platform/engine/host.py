@@ -16,9 +16,12 @@ from polyloom.platform.engine.messages import (
     Drain,
     Event,
     Finished,
+    GetCacheReport,
     GetSnapshot,
     Hello,
+    Invalidate,
     Refused,
+    ReleasePrefix,
     Retire,
     Submit,
     Welcome,
@@ -142,6 +145,12 @@ class EngineHost:
                     self._deliver([finished])
             case Retire(adapter_digest):
                 self._engine.retire(adapter_digest)
+            case Invalidate():
+                self._engine.invalidate(command)
+            case ReleasePrefix(hold):
+                self._engine.release_prefix(hold)
+            case GetCacheReport():
+                self._send(peer, [self._engine.cache_report()])
             case GetSnapshot():
                 self._send(peer, [self._engine.snapshot()])
             case Drain():

@@ -16,6 +16,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     kv_memory, adapter_memory: bytes.  max_model_len: None for what the base allows, in any case no
     more than the KV memory holds.  threads: of torch's operators.
     implementation: `reference` forces plain torch everywhere.
+    prefix_cache: reuse K and V of prompts that begin alike; off, nothing is looked up or kept.
     """
 
     model_folder: str
@@ -34,6 +35,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_model_len: int | None = None
     max_rank: int = 256
     implementation: Literal["auto", "reference"] = "auto"
+    prefix_cache: bool = True
 
     def __post_init__(self) -> None:
         for name in (

@@ -20,16 +20,19 @@ from polyloom.platform.engine.counters import EngineCounters
 from polyloom.platform.engine.errors import IntegrityError
 from polyloom.platform.engine.messages import (
     AdapterResidency,
+    CacheReport,
     Capability,
     Event,
     Finished,
     FinishReason,
+    Invalidate,
     Refused,
     Snapshot,
     Status,
     Timings,
     Tokens,
 )
+from polyloom.platform.engine.prefix import EnginePrefixCache
 from polyloom.platform.engine.runner import ModelRunner, RowResult
 from polyloom.platform.engine.sampler import SampledToken
 from polyloom.routing.request import GenerationRequest
@@ -57,6 +60,7 @@ class Engine:
         batcher: Batcher,
         runner: ModelRunner,
         blocks: KVCacheManager,
+        prefix_cache: EnginePrefixCache,
         pages: AdapterPages,
         residency: Residency,
         capabilities: Capabilities,
@@ -67,6 +71,7 @@ class Engine:
         self._batcher = batcher
         self._runner = runner
         self._blocks = blocks
+        self._prefix_cache = prefix_cache
         self._pages = pages
         self._residency = residency
         self._capabilities = capabilities
@@ -88,7 +93,9 @@ class Engine:
         if self._draining:
             message = "the engine is shutting down"
             return Refused(request.sequence_id, "engine_unavailable", message, QUEUE_RETRY_SECONDS)
-        refusal = self._admission.check(request, self._residency.quarantined)
+        refusal = self._admission.check(
+            request, self._residency.quarantined
+        ) or self._prefix_cache.refusal(request)
         if refusal is not None:
             return refusal
         sequence_id = request.sequence_id
@@ -100,6 +107,7 @@ class Engine:
             return Refused(sequence_id, INVALID_REQUEST, str(error))
         except QueueFullError as error:
             return Refused(sequence_id, "queue_full", str(error), QUEUE_RETRY_SECONDS)
+        self._prefix_cache.open(request)
         return None
 
     def abort(self, sequence_id: str) -> Finished | None:
@@ -108,8 +116,21 @@ class Engine:
         return None if sequence is None else self._finish(sequence, "abort")
 
     def retire(self, adapter_digest: str) -> None:
-        """Unload a revision once no sequence holds it."""
+        """Unload a revision once no sequence holds it; what it computed is reused no more."""
         self._residency.retire(adapter_digest)
+        self.invalidate(Invalidate(cause="revision_retired", adapter_digest=adapter_digest))
+
+    def invalidate(self, command: Invalidate) -> None:
+        """Make cached blocks unreachable; running sequences go on with what they have."""
+        self._prefix_cache.invalidate(command)
+
+    def release_prefix(self, hold: str) -> None:
+        """Let the blocks held under this id be evicted."""
+        self._prefix_cache.release(hold)
+
+    def cache_report(self) -> CacheReport:
+        """What the prefix cache did and holds."""
+        return self._prefix_cache.report()
 
     def drain(self) -> None:
         """Take no new sequences."""
@@ -129,7 +150,7 @@ class Engine:
         events += [self._adapter_failed(f.sequence, f.error) for f in plan.failed]
         if plan.scheduled:
             events += self._run(plan)
-            self.counters.ran(plan, time.monotonic() - started)
+            self._ran(plan, time.monotonic() - started)
         return events
 
     def settle(self) -> None:
@@ -224,6 +245,12 @@ class Engine:
             events += self._advance(item, result)
         return events
 
+    def _ran(self, plan: StepPlan, seconds: float) -> None:
+        """Count a step, and what a prompt's token costs if it ran mostly those."""
+        prompt_tokens = self.counters.ran(plan, seconds)
+        if 2 * prompt_tokens > plan.num_tokens:
+            self._prefix_cache.prefilled(plan.num_tokens, seconds)
+
     def _advance(self, item: ScheduledSequence, result: RowResult) -> list[Event]:
         """What one sequence's result means for it."""
         sequence = item.sequence
@@ -286,6 +313,7 @@ class Engine:
         error: str | None = None,
     ) -> Finished:
         now, arrival, first = time.monotonic(), sequence.arrival, sequence.first_token_at
+        outcome = self._prefix_cache.close(sequence.sequence_id)
         return Finished(
             sequence_id=sequence.sequence_id,
             reason=reason,
@@ -298,7 +326,9 @@ class Engine:
                 adapter_load=sequence.adapter_load,
                 preemptions=sequence.preemptions,
             ),
+            cached_tokens=0 if outcome is None else outcome.cached,
             stop_token=stop_token,
             error_code=error_code,
             error=error,
+            cache=outcome,
         )

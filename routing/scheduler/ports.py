@@ -1,5 +1,6 @@
 """What the batcher needs of the cache and of the adapters' residency."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from polyloom.adapters.errors import AdapterError
@@ -15,8 +16,26 @@ class SequenceBlocks(Protocol):
         """Blocks of the whole cache."""
         ...
 
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that a reservation can get."""
+        ...
+
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` tokens of one sequence fill."""
+        ...
+
+    def admit(self, sequence_id: str, tokens: Sequence[int], reusable: int) -> int:
+        """Give a sequence without blocks a table that covers all `tokens`; how many of them, at
+        most `reusable`, need not be computed.
+
+        Raises:
+            OutOfBlocksError: the free blocks do not suffice; nothing was taken.
+        """
+        ...
+
+    def commit(self, sequence_id: str, tokens: Sequence[int], num_tokens: int) -> None:
+        """The first `num_tokens` of `tokens` are computed and will not be taken back."""
         ...
 
     def reserve(self, sequence_id: str, num_tokens: int) -> None:

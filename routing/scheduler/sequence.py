@@ -76,6 +76,15 @@ class Sequence:
         """Only its newest sampled token is left to run."""
         return self.pending == 1 and self.output_len > 0
 
+    @property
+    def reusable(self) -> int:
+        """Leading tokens that need not run here if their KV is cached: after them comes the first
+        whose logits something is read from."""
+        wants_prompt = self.request.sampling.prompt_logprobs is not None
+        if wants_prompt and self.prompt_logprobs_sent < self.prompt_len:
+            return max(0, self.prompt_logprobs_sent - 1)
+        return len(self.tokens) - 1
+
     def forget_cache(self) -> None:
         """Its blocks are gone: everything it has runs again, generated tokens included."""
         self.computed = 0

@@ -41,18 +41,23 @@ class Answer:
 def make_request(
     prompt: tuple[int, ...], *, adapter: AdapterSource | None = None, **options: object
 ) -> GenerationRequest:
-    """A request with an id of its own; options are sampling parameters, `deadline` or `id`."""
+    """A request with an id of its own; options are sampling parameters, or `deadline`, `id`,
+    `template`, `cache` or `hold`."""
     deadline = options.pop("deadline", None)
+    cache, hold = options.pop("cache", None), options.pop("hold", None)
+    template = options.pop("template", "sha256:template")
     sequence_id = options.pop("id", f"sequence-{next(_ids)}")
     digest = None if adapter is None else adapter.digest
     return GenerationRequest(
         sequence_id=sequence_id,  # type: ignore[arg-type]
         tenant="tenant",
-        combination=Combination(BASE_DIGEST, "sha256:template", digest),
+        combination=Combination(BASE_DIGEST, template, digest),  # type: ignore[arg-type]
         adapter=adapter,
         prompt=prompt,
         sampling=SamplingParams(**{"max_tokens": 8, "seed": 0, "temperature": 0.0, **options}),  # type: ignore[arg-type]
         deadline=deadline,  # type: ignore[arg-type]
+        cache=cache,  # type: ignore[arg-type]
+        hold=hold,  # type: ignore[arg-type]
     )
 
 
