@@ -4,8 +4,9 @@ A row is sampled by itself, so its token cannot depend on the batch it shares a 
 row does not ask for, it does not pay for. Logits are one row on the host: `[V]` fp32.
 
 Order: repetition penalty (over prompt and output), presence and frequency penalties (over the
-output), logit_bias, min_tokens mask of the stop ids; at temperature 0 the best token; else
-temperature, top-k, top-p, min-p and the Gumbel-max choice among what is kept.
+output), logit_bias, min_tokens mask of the stop ids, mask of what a structure allows; at temperature
+0 the best token; else temperature, top-k, top-p, min-p and the Gumbel-max choice among what is
+kept.
 """
 
 from collections.abc import Sequence
@@ -44,14 +45,22 @@ class _Law:
 
 
 def sample(
-    logits: Row, params: SamplingParams, tokens: Sequence[int], prompt_len: int
+    logits: Row,
+    params: SamplingParams,
+    tokens: Sequence[int],
+    prompt_len: int,
+    allowed: NDArray[np.bool_] | None = None,
 ) -> SampledToken:
     """Choose the token that follows `tokens`, of which the first `prompt_len` are the prompt.
+
+    allowed: `[V]`, tokens that may be chosen; None for all.
 
     Raises:
         SamplingError: the logits have a NaN or +inf, or leave no token.
     """
     processed = _penalised(logits, params, tokens, prompt_len)
+    if allowed is not None:
+        processed = np.where(allowed, processed, np.float32(-np.inf))
     best = int(processed.argmax())
     if not np.isfinite(processed[best]):
         raise SamplingError(f"the best logit is {processed[best]}")
