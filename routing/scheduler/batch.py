@@ -19,6 +19,16 @@ class ScheduledSequence:
     completes: bool
 
     @property
+    def decodes(self) -> bool:
+        """It is the newest token of a sequence that generates, not a piece of a prompt."""
+        return self.num_tokens == 1 and self.start >= self.sequence.prompt_len
+
+    @property
+    def attended(self) -> float:
+        """Tokens that its tokens look back at, summed over them."""
+        return self.num_tokens * (self.start + (self.num_tokens + 1) / 2)
+
+    @property
     def samples(self) -> bool:
         """A token is to be sampled: a sequence may want none, only its prompt's logprobs."""
         return self.completes and self.sequence.request.sampling.max_tokens > 0

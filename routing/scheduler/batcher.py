@@ -1,13 +1,24 @@
 """Continuous batching: what runs in the next step, and who waits.
 
-A step takes the decodes of all running sequences first, then chunks of prefills under what is left
-of the token budget, so a long prompt costs the others a bounded delay each step and never their
-turn. A sequence takes the blocks of all tokens it has when it is admitted, and one more block
-whenever it grows into it; when none is free, the youngest running sequence gives its own back and
-is recomputed later from its prompt and what it has generated.
+A step takes the decodes of all running sequences first, then chunks of prefills, in the order in
+which tenants are owed tokens, as many as the decodes' pace allows. A sequence takes the blocks of
+all tokens it has when it is admitted, and one more block whenever it grows into it; when none is
+free, a running sequence gives its own back and is recomputed later from its prompt and what it has
+generated.
+
+Where as many run as may, a sequence of a tenant with less than its share takes the turn of one of a
+tenant with more. That one is paused: it keeps its blocks until somebody needs them, and goes on
+where it was.
+
+How long a sequence waits is bounded. The first of a tenant that holds less than its share is
+admitted by the next `plan`, if its adapter is there and blocks are free or held by tenants with more.
+One that finds no blocks is overtaken for `block_patience` seconds at most; then those that overtook
+it give theirs back, nobody else is admitted, and it waits only for sequences older than itself.
 """
 
 import heapq
+from collections.abc import Iterator
+from itertools import chain, islice
 
 from polyloom.adapters.residency import ResidencyState
 from polyloom.kvcache.errors import OutOfBlocksError
@@ -18,11 +29,17 @@ from polyloom.routing.scheduler.batch import (
     StepPlan,
     adapter_order,
 )
+from polyloom.routing.scheduler.chunking import ChunkSizer
 from polyloom.routing.scheduler.config import SchedulerConfig
 from polyloom.routing.scheduler.errors import DuplicateSequenceError, NeverFitsError
 from polyloom.routing.scheduler.ports import AdapterPins, SequenceBlocks
 from polyloom.routing.scheduler.sequence import Sequence, SequenceStatus
+from polyloom.routing.scheduler.takeover import RunningShares
 from polyloom.routing.scheduler.waiting import WaitingQueue
+from polyloom.routing.scheduler.waiting_pins import WaitingPins
+
+MOST_AT_ONCE = 8
+"""Running sequences that give their blocks to one of a tenant with less than its share."""
 
 
 class Batcher:
@@ -41,11 +58,16 @@ class Batcher:
             )
         self.config = config
         self.preemptions_total = 0
+        self.pauses_total = 0
+        self.chunks = ChunkSizer(config.token_budget, config.itl_target)
         self._blocks = blocks
         self._adapters = adapters
         self._sequences: dict[str, Sequence] = {}
         self._waiting = WaitingQueue(config.queue_limit)
+        self._pins = WaitingPins(config, adapters)
         self._running: list[Sequence] = []
+        self._paused: dict[str, Sequence] = {}  # waiting, with blocks
+        self._draft = _Draft()
         self._deadlines: list[tuple[float, str]] = []
 
     @property
@@ -94,7 +116,8 @@ class Batcher:
             self._waiting.remove(sequence)
         if sequence.sequence_id in self._blocks:
             self._blocks.free(sequence.sequence_id)
-        self._unpin(sequence)
+        self._paused.pop(sequence.sequence_id, None)
+        self._pins.release(sequence)
         sequence.status = SequenceStatus.FINISHED
         self._sequences.pop(sequence.sequence_id, None)
 
@@ -110,40 +133,47 @@ class Batcher:
 
     def plan(self, now: float) -> StepPlan:
         """Choose the next step's tokens; their blocks are reserved on return."""
-        preempted_before = self.preemptions_total
-        items = self._decodes()
-        budget = self.config.token_budget - len(items)
-        items += self._continued_prefills(budget)
+        self._draft = draft = _Draft()
+        running_before = len(self._running)
+        self._decodes()
         failed: list[FailedSequence] = []
-        if self.preemptions_total == preempted_before:  # else it would take the blocks just freed
-            budget = self.config.token_budget - sum(item.num_tokens for item in items)
-            admitted, failed = self._admissions(budget, now)
-            items += admitted
-        items.sort(key=adapter_order)
+        prefilling = [sequence for sequence in self._running if not sequence.decoding]
+        draft.budget = self.chunks.prefill_tokens(
+            draft.items.values(), prefilling[0].computed if prefilling else 0
+        )
+        if len(self._running) == running_before:  # else newcomers would take the blocks just freed
+            failed = self._prefills(prefilling, now)
+        for sequence in prefilling:
+            if sequence.status is SequenceStatus.RUNNING:
+                draft.add_chunk(sequence)
+        items = sorted(draft.items.values(), key=adapter_order)
         return StepPlan(tuple(items), tuple(failed))
 
     def commit(self, plan: StepPlan) -> None:
         """The plan's tokens are in the cache."""
         for item in plan.scheduled:
             sequence = item.sequence
+            self._waiting.shares.ran(item)
             sequence.computed += item.num_tokens
             self._blocks.commit(sequence.sequence_id, sequence.tokens, sequence.computed)
 
-    def _decodes(self) -> list[ScheduledSequence]:
-        """One token of every decoding sequence, oldest first, preempting from the young end."""
-        items: list[ScheduledSequence] = []
+    def ran(self, plan: StepPlan, seconds: float) -> None:
+        """The plan's step took `seconds`."""
+        self.chunks.ran(plan, seconds)
+
+    def _decodes(self) -> None:
+        """One token of every decoding sequence, oldest first."""
         for sequence in tuple(self._running):
-            if not sequence.decoding:
-                continue
-            if self._grow(sequence):
-                items.append(ScheduledSequence(sequence, sequence.computed, 1, True))
-        return items
+            runs = sequence.status is SequenceStatus.RUNNING  # still
+            if runs and sequence.decoding and self._grow(sequence):
+                self._draft.add_decode(sequence)
 
     def _grow(self, sequence: Sequence) -> bool:
         """Blocks for all tokens of a running sequence; False if it was preempted itself."""
         while not self._reserve(sequence):
-            victim = self._running[-1]
-            self._preempt(victim)
+            paused = self._paused_youngest_first()
+            victim = paused[0] if paused else RunningShares(self._running).to_grow()
+            self._take_blocks(victim)
             if victim is sequence:
                 return False
         return True
@@ -156,89 +186,143 @@ class Batcher:
             return False
         return True
 
-    def _preempt(self, sequence: Sequence) -> None:
-        """Back to the queue's front without blocks; the pin stays, so its pages do too."""
-        self._running.remove(sequence)
+    def _take_blocks(self, sequence: Sequence) -> None:
+        """A sequence gives its blocks back and, if it runs, waits again before its tenant's others."""
+        if self._paused.pop(sequence.sequence_id, None) is None:
+            self._stop(sequence)
         self._blocks.free(sequence.sequence_id)
         sequence.forget_cache()
-        sequence.status = SequenceStatus.WAITING
-        self._waiting.put_back(sequence)
         self.preemptions_total += 1
 
-    def _continued_prefills(self, budget: int) -> list[ScheduledSequence]:
-        """Next chunks of sequences that are admitted but not through their prompt."""
-        items: list[ScheduledSequence] = []
-        for sequence in self._running:
-            if budget == 0:
-                break
-            if not sequence.decoding:
-                items.append(_chunk(sequence, budget))
-                budget -= items[-1].num_tokens
-        return items
+    def _pause(self, sequence: Sequence) -> None:
+        """A running sequence waits again; it keeps its blocks until somebody needs them."""
+        self._stop(sequence)
+        self._paused[sequence.sequence_id] = sequence
+        self.pauses_total += 1
 
-    def _admissions(
-        self, budget: int, now: float
-    ) -> tuple[list[ScheduledSequence], list[FailedSequence]]:
-        """First chunks of waiting sequences while budget, room and blocks last.
+    def _stop(self, sequence: Sequence) -> None:
+        self._draft.drop(sequence)
+        self._running.remove(sequence)
+        sequence.status = SequenceStatus.WAITING
+        self._waiting.put_back(sequence)
 
-        One whose adapter is not there yet is passed over; one that finds no blocks ends the round,
-        or large ones would starve. Loads are started ahead for the front of the queue.
+    def _paused_youngest_first(self) -> list[Sequence]:
+        return sorted(self._paused.values(), key=lambda sequence: -sequence.arrival)
+
+    def _prefills(self, prefilling: list[Sequence], now: float) -> list[FailedSequence]:
+        """Chunks of prompts in fair order, admitting while budget, room and blocks last.
+
+        A tenant whose next one cannot be admitted is passed over, and one whose adapter is not
+        there yet. Adapters of those that are due next are loaded ahead.
         """
-        items: list[ScheduledSequence] = []
         failed: list[FailedSequence] = []
-        pins = _WaitingPins(self.config, now)
-        for place, sequence in enumerate(self._waiting.candidates()):
-            room = budget > 0 and len(self._running) < self.config.max_running
-            if not room and place >= self.config.max_running:
+        passed_over: set[str] = set()
+        seen: set[str] = set()
+        closed = False
+        self._pins.begin(self._waiting, now)
+        for sequence in chain(self._starved(now), self._waiting.candidates(prefilling)):
+            if sequence.sequence_id in seen:
+                continue
+            if sequence.status is SequenceStatus.RUNNING:
+                self._draft.add_chunk(sequence)
+                continue
+            full = closed or self._draft.budget == 0 or self._waiting.tenants <= passed_over
+            if full and len(seen) >= self.config.max_running:
                 break
-            state = self._adapter_state(sequence, pins, now)
+            seen.add(sequence.sequence_id)
+            state = self._pins.state(sequence)
             if state is ResidencyState.FAILED:
                 failed.append(self._fail(sequence))
-            elif state is ResidencyState.RESIDENT and room:
-                if not self._admit(sequence, now):
-                    budget = 0
-                    continue
-                items.append(_chunk(sequence, budget))
-                budget -= items[-1].num_tokens
-        return items, failed
+            elif state is not ResidencyState.RESIDENT or full or sequence.tenant in passed_over:
+                continue
+            elif self._admit(sequence, now):
+                self._draft.add_chunk(sequence)
+            else:
+                passed_over.add(sequence.tenant)
+                closed = self._out_of_patience(sequence, now)
+        self._pins.end(self._waiting)
+        return failed
 
-    def _adapter_state(
-        self, sequence: Sequence, pins: "_WaitingPins", now: float
-    ) -> ResidencyState:
-        """Pin the sequence's revision if that is still to be done; may it run now?"""
-        source = sequence.request.adapter
-        if source is None:
-            return ResidencyState.RESIDENT
-        if sequence.pinned:
-            state = self._adapters.state(source.digest)
-        elif not pins.may_pin:
-            return ResidencyState.NO_ROOM
-        else:
-            state = self._adapters.pin(source)
-            sequence.pinned = state is not ResidencyState.FAILED
-        pins.passed(sequence, state)
-        if state is not ResidencyState.RESIDENT and sequence.load_started is None:
-            sequence.load_started = now
-            sequence.status = SequenceStatus.LOADING
-        elif state is ResidencyState.RESIDENT and sequence.status is SequenceStatus.LOADING:
-            sequence.adapter_load = now - (sequence.load_started or now)
-            sequence.status = SequenceStatus.WAITING
-        return state
+    def _starved(self, now: float) -> list[Sequence]:
+        """Those that went without blocks for longer than their patience, the oldest first."""
+        starved = [s for s in self._waiting if self._out_of_patience(s, now)]
+        return sorted(starved, key=lambda sequence: sequence.arrival)
 
     def _admit(self, sequence: Sequence, now: float) -> bool:
-        """Give it blocks; those of its prefix that are cached need not run."""
-        try:
-            sequence.computed = self._blocks.admit(
-                sequence.sequence_id, sequence.tokens, sequence.reusable
-            )
-        except OutOfBlocksError:
+        """Let a waiting sequence run, in the place of others where its tenant's share says so."""
+        in_turn_of = None
+        if len(self._running) >= self.config.max_running:
+            in_turn_of = next(self._over_share(sequence), None)
+            if in_turn_of is None:
+                return False
+        if not self._find_blocks(sequence, now):
             return False
+        if in_turn_of is not None and in_turn_of.status is SequenceStatus.RUNNING:
+            self._pause(in_turn_of)
+        self._paused.pop(sequence.sequence_id, None)
         self._waiting.remove(sequence)
         self._insert_running(sequence)
         sequence.status = SequenceStatus.RUNNING
         if sequence.admitted is None:
             sequence.admitted = now
         return True
+
+    def _find_blocks(self, sequence: Sequence, now: float) -> bool:
+        """Blocks for all its tokens: free ones, then paused sequences', then running ones'.
+
+        They give theirs only if that suffices; running ones of tenants over their share, and after
+        the sequence's patience all that overtook it.
+        """
+        if self._open(sequence):
+            return True
+        if sequence.no_blocks_since is None:
+            sequence.no_blocks_since = now
+        paused = [other for other in self._paused_youngest_first() if other is not sequence]
+        over_share = islice(self._over_share(sequence), MOST_AT_ONCE)
+        victims = self._enough(sequence, chain(paused, over_share))
+        if not victims and self._out_of_patience(sequence, now):
+            younger = RunningShares(self._running).younger(sequence)
+            victims = self._enough(sequence, chain(paused, younger))
+        for victim in victims:
+            self._take_blocks(victim)
+        return bool(victims) and self._open(sequence)
+
+    def _open(self, sequence: Sequence) -> bool:
+        """Give it blocks; those of its prefix that are cached need not run."""
+        if sequence.sequence_id in self._blocks:  # it was paused
+            found = self._reserve(sequence)
+        else:
+            try:
+                sequence.computed = self._blocks.admit(
+                    sequence.sequence_id, sequence.tokens, sequence.reusable
+                )
+                found = True
+            except OutOfBlocksError:
+                found = False
+        if found:
+            sequence.no_blocks_since = None
+        return found
+
+    def _over_share(self, sequence: Sequence) -> Iterator[Sequence]:
+        shares, credit = self._waiting.shares, self.config.token_budget
+        return RunningShares(self._running).over_share(sequence, shares, credit)
+
+    def _enough(self, sequence: Sequence, candidates: Iterator[Sequence]) -> list[Sequence]:
+        """As many of `candidates` as hold the blocks that `sequence` lacks; none if all do not."""
+        blocks = self._blocks
+        held = blocks.blocks_for(sequence.computed) if sequence.sequence_id in blocks else 0
+        lacking = blocks.blocks_for(len(sequence.tokens)) - held - blocks.num_free_blocks
+        chosen: list[Sequence] = []
+        for candidate in candidates:
+            chosen.append(candidate)
+            lacking -= blocks.blocks_for(len(candidate.tokens))
+            if lacking <= 0:
+                return chosen
+        return []
+
+    def _out_of_patience(self, sequence: Sequence, now: float) -> bool:
+        since = sequence.no_blocks_since
+        return since is not None and now - since >= self.config.block_patience
 
     def _insert_running(self, sequence: Sequence) -> None:
         """Keep `_running` oldest first: the last is the one to preempt."""
@@ -254,42 +338,28 @@ class Batcher:
         self.finish(sequence)
         return FailedSequence(sequence, error)
 
-    def _unpin(self, sequence: Sequence) -> None:
-        digest = sequence.adapter_digest
-        if sequence.pinned and digest is not None:
-            self._adapters.unpin(digest)
-            sequence.pinned = False
 
+class _Draft:
+    """The step being planned: its items by sequence, and the prompt tokens it may still take."""
 
-class _WaitingPins:
-    """May a waiting sequence pin its adapter? Asked in queue order, once a step.
+    def __init__(self) -> None:
+        self.items: dict[str, ScheduledSequence] = {}
+        self.budget = 0
 
-    As many waiting sequences hold pins as may run, so pins that nobody can use soon do not fill
-    the adapters' memory. While one finds no room for its adapter, younger ones may overtake it
-    until its patience ends; then they pin nothing, pins drain, and it gets the pages.
-    """
+    def add_decode(self, sequence: Sequence) -> None:
+        """The one token that a decoding sequence has to run."""
+        item = ScheduledSequence(sequence, sequence.computed, 1, True)
+        self.items[sequence.sequence_id] = item
 
-    def __init__(self, config: SchedulerConfig, now: float) -> None:
-        self.may_pin = True
-        self._left = config.max_running
-        self._patience = config.adapter_patience
-        self._now = now
+    def add_chunk(self, sequence: Sequence) -> None:
+        """As much of the sequence's pending tokens as the budget allows, once."""
+        num_tokens = min(sequence.pending, self.budget)
+        if num_tokens > 0 and sequence.sequence_id not in self.items:
+            completes = num_tokens == sequence.pending
+            item = ScheduledSequence(sequence, sequence.computed, num_tokens, completes)
+            self.items[sequence.sequence_id] = item
+            self.budget -= num_tokens
 
-    def passed(self, sequence: Sequence, state: ResidencyState) -> None:
-        """Count a sequence that holds a pin, in `state`."""
-        self._left -= sequence.pinned
-        if self._left <= 0:
-            self.may_pin = False
-        if state is not ResidencyState.NO_ROOM:
-            return
-        if sequence.no_room_since is None:
-            sequence.no_room_since = self._now
-        if self._now - sequence.no_room_since >= self._patience:
-            self.may_pin = False
-
-
-def _chunk(sequence: Sequence, budget: int) -> ScheduledSequence:
-    """As much of the sequence's pending tokens as the budget allows."""
-    num_tokens = min(sequence.pending, budget)
-    completes = num_tokens == sequence.pending
-    return ScheduledSequence(sequence, sequence.computed, num_tokens, completes)
+    def drop(self, sequence: Sequence) -> None:
+        """The sequence does not run after all."""
+        self.items.pop(sequence.sequence_id, None)

@@ -19,17 +19,21 @@ class Sequence:
 
     tokens: prompt, then output; what a recompute would run.
     computed: leading tokens whose KV is in the cache.
-    arrival, admitted, first_token_at, load_started, no_room_since: monotonic seconds; None while it
-        has not happened.
+    charged: leading tokens that its tenant has been charged for.
+    arrival, admitted, first_token_at, load_started: monotonic seconds; None while it has not
+        happened.
+    no_room_since, no_blocks_since: since when it has found no room for its adapter, and no blocks.
     """
 
     __slots__ = (
         "adapter_load",
         "admitted",
         "arrival",
+        "charged",
         "computed",
         "first_token_at",
         "load_started",
+        "no_blocks_since",
         "no_room_since",
         "pinned",
         "preemptions",
@@ -47,16 +51,27 @@ class Sequence:
         self.tokens = list(request.prompt)
         self.prompt_len = len(request.prompt)
         self.computed = 0
+        self.charged = 0
         self.status = SequenceStatus.WAITING
         self.arrival = arrival
         self.admitted: float | None = None
         self.first_token_at: float | None = None
         self.load_started: float | None = None
         self.no_room_since: float | None = None
+        self.no_blocks_since: float | None = None
         self.adapter_load = 0.0
         self.pinned = False
         self.preemptions = 0
         self.prompt_logprobs_sent = 0
+
+    @property
+    def tenant(self) -> str:
+        return self.request.tenant
+
+    @property
+    def weight(self) -> float:
+        """Of its tenant against others."""
+        return self.request.weight
 
     @property
     def adapter_digest(self) -> str | None:
@@ -66,6 +81,11 @@ class Sequence:
     def pending(self) -> int:
         """Tokens that must run before the next one can be sampled."""
         return len(self.tokens) - self.computed
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that will still run for it if it generates all it may."""
+        return self.pending + self.request.sampling.max_tokens - self.output_len
 
     @property
     def output_len(self) -> int:
