@@ -40,6 +40,7 @@ PROVIDED = (
     "aliases",
     "audit",
     "engine",
+    "fleet",
     "inference",
     "keys",
     "metrics",
@@ -47,7 +48,6 @@ PROVIDED = (
     "registry",
     "retirement",
     "snapshots",
-    "supervisor",
     "tenants",
     "usage",
 )

@@ -7,6 +7,7 @@ import tempfile
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,15 +20,15 @@ from polyloom.platform.coordination.limits import RateLimits
 from polyloom.platform.coordination.live_state import LiveState
 from polyloom.platform.db import migrate
 from polyloom.platform.db.engine import Database
-from polyloom.platform.engine.client import EngineClient
 from polyloom.platform.engine.fidelity.client import FidelityValidator
 from polyloom.platform.engine.fidelity.messages import FidelitySettings
-from polyloom.platform.engine.messages import Status
+from polyloom.platform.engine.fleet import EngineFleet
 from polyloom.platform.engine.model.layout import base_layout
 from polyloom.platform.engine.model.store import BaseModel, pull
 from polyloom.platform.engine.model.weights import FusedWeights
+from polyloom.platform.engine.pool import EnginePool
+from polyloom.platform.engine.prefix import prompt_chain
 from polyloom.platform.engine.settings import EngineSettings
-from polyloom.platform.engine.supervisor import EngineSupervisor
 from polyloom.platform.generation.inference import Inference
 from polyloom.platform.generation.prompts import PromptFormats, shipped_template
 from polyloom.platform.generation.request_plan import ServedModel
@@ -72,8 +73,8 @@ class Assembly:
 
     base: BaseModel
     database: Database
-    supervisor: EngineSupervisor
-    engine: EngineClient
+    fleet: EngineFleet
+    engine: EnginePool
     metrics: Metrics
     keys: KeyService
     tenants: TenantService
@@ -138,10 +139,16 @@ class Assembly:
 
     async def _start_engine(self, stack: AsyncExitStack) -> None:
         sockets = stack.enter_context(tempfile.TemporaryDirectory(prefix="polyloom-"))
-        settings = _engine_settings(self.settings, self.base, Path(sockets) / "engine")
-        self.supervisor = EngineSupervisor(settings)
-        self.engine = await self.supervisor.start()
-        stack.push_async_callback(self.supervisor.close)
+        settings = [
+            _engine_settings(self.settings, self.base, Path(sockets) / f"engine-{number}")
+            for number in range(self.settings.engines)
+        ]
+        self.fleet = EngineFleet(settings)
+        clients = await self.fleet.start()
+        stack.push_async_callback(self.fleet.close)
+        one = settings[0]
+        chains = partial(prompt_chain, kv_dtype=one.dtype, block_size=one.block_size)
+        self.engine = EnginePool(clients, chains)
 
     async def _start_registry(self, stack: AsyncExitStack, base_format: ChatTemplate) -> None:
         """Adapters, their checks and their routes."""
@@ -217,9 +224,7 @@ class Assembly:
         watch.start()
         stack.push_async_callback(watch.stop)
         meter = self.metrics.meter
-        self.engine_metrics = EngineMetrics(
-            meter, self._last_status, self._heartbeat_age, watch.capabilities
-        )
+        self.engine_metrics = EngineMetrics(meter, self.engine.engines, watch.capabilities)
         self.inference = Inference(
             engine=self.engine,
             routes=lambda: self.snapshots.current,
@@ -240,12 +245,6 @@ class Assembly:
             welcome.max_model_len, welcome.max_prompt_tokens, self.base.eos_token_ids
         )
 
-    def _last_status(self) -> Status | None:
-        return self.engine.last_status
-
-    def _heartbeat_age(self) -> float:
-        return self.engine.status_age
-
 
 def _base_format(folder: Path) -> ChatTemplate:
     return ChatTemplate(TextTokenizer(folder), shipped_template(folder))
@@ -256,7 +255,7 @@ def _threads() -> int:
 
 
 def _engine_settings(settings: Settings, base: BaseModel, socket: Path) -> EngineSettings:
-    """The engine's settings on a CPU, where no other default was chosen."""
+    """One engine's settings on a CPU, where no other default was chosen."""
     return EngineSettings(
         model_folder=str(base.folder),
         base_name=base.name,
@@ -264,7 +263,7 @@ def _engine_settings(settings: Settings, base: BaseModel, socket: Path) -> Engin
         address=f"ipc://{socket}",
         kv_memory=settings.kv_memory or KV_MEMORY,
         adapter_memory=settings.adapter_memory or ADAPTER_MEMORY,
-        threads=_threads(),
+        threads=max(1, _threads() // settings.engines),
         device="cuda" if settings.device == "cuda" else "cpu",
         dtype="float32" if settings.dtype == "float32" else "bfloat16",
         block_size=settings.block_size,

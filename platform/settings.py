@@ -18,6 +18,7 @@ _SIZE_FACTOR = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 
 _SIZES = ("kv_memory", "adapter_memory", "upload_limit")
 
 
+MAX_ENGINES = 8
 DEFAULT_DATA_DIR = Path.home() / ".local" / "share" / "polyloom"
 
 
@@ -34,6 +35,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     Memory sizes and the upload limit are bytes; None stands for the device's default.
     request_deadline: seconds from arrival to the last token.
+    engines: processes that each hold the base; memory, queue and running limits are of each.
     admin_key: None makes the first start write one into the data directory.
     """
 
@@ -56,6 +58,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     request_deadline: float = 600.0
     upload_limit: int = 2 * GIB
     max_rank: int = 256
+    engines: int = 1
 
     def __post_init__(self) -> None:
         if not self.base:
@@ -65,6 +68,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("block_size", "queue_limit", "max_rank", "upload_limit", "request_deadline"):
             if getattr(self, name) <= 0:
                 raise SettingsError(name, f"{getattr(self, name)} is not positive")
+        if not 1 <= self.engines <= MAX_ENGINES:
+            raise SettingsError("engines", f"{self.engines} is not between 1 and {MAX_ENGINES}")
         for name in ("kv_memory", "adapter_memory", "token_budget", "max_running", "max_model_len"):
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise SettingsError(name, f"{value} is not positive")

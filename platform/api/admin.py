@@ -11,9 +11,9 @@ from litestar.params import FromPath, FromQuery
 from polyloom.platform.api.bodies import read_body
 from polyloom.platform.api.guards import AuthorizedRequest, requires
 from polyloom.platform.api.openapi import json_body
-from polyloom.platform.engine.client import EngineClient
 from polyloom.platform.engine.errors import EngineUnavailableError
 from polyloom.platform.engine.messages import AdapterResidency, Capability, Snapshot
+from polyloom.platform.engine.pool import EnginePool
 from polyloom.platform.errors import EngineUnavailable
 from polyloom.platform.services.audit import AuditService
 from polyloom.platform.services.keys import KeyService
@@ -266,20 +266,20 @@ async def audit_trail(
 
 
 @get("/admin/capabilities", guards=ADMIN)
-async def capabilities(engine: NamedDependency[EngineClient]) -> CapabilityList:
+async def capabilities(engine: NamedDependency[EnginePool]) -> CapabilityList:
     """Which implementation of each op runs, how often, and every fallback."""
     return CapabilityList((await _snapshot(engine)).capabilities)
 
 
 @get("/admin/engine", guards=ADMIN)
-async def engine_snapshot(engine: NamedDependency[EngineClient]) -> Snapshot:
+async def engine_snapshot(engine: NamedDependency[EnginePool]) -> Snapshot:
     """Everything that the engine holds now."""
     return await _snapshot(engine)
 
 
 @get("/admin/residency", guards=ADMIN)
 async def residency(
-    engine: NamedDependency[EngineClient], snapshots: NamedDependency[SnapshotService]
+    engine: NamedDependency[EnginePool], snapshots: NamedDependency[SnapshotService]
 ) -> ResidencyList:
     """Which revisions are on the device."""
     names: dict[str, list[str]] = {}
@@ -296,7 +296,7 @@ async def residency(
     )
 
 
-async def _snapshot(engine: EngineClient) -> Snapshot:
+async def _snapshot(engine: EnginePool) -> Snapshot:
     try:
         return await engine.snapshot()
     except EngineUnavailableError as error:

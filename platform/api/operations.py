@@ -8,14 +8,16 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath
 
 from polyloom.platform.api.guards import AuthorizedRequest, requires, tenant_of
-from polyloom.platform.engine.client import EngineClient
-from polyloom.platform.engine.supervisor import EngineState, EngineSupervisor
+from polyloom.platform.engine.fleet import EngineFleet
+from polyloom.platform.engine.pool import EnginePool
+from polyloom.platform.engine.supervisor import EngineState
 from polyloom.platform.generation.inference import Inference
 from polyloom.platform.telemetry.metrics import Metrics
 
 
 class Health(msgspec.Struct, frozen=True):
-    """status: `ok`, `draining`, or what the engine's process is doing instead of serving.
+    """status: `ok`, `degraded` (some engines serve, some do not), `draining`, or what the engine's
+    process is doing instead of serving.
     heartbeat_age: seconds since its step loop was last heard; null if it is not connected."""
 
     status: str
@@ -30,18 +32,20 @@ async def live() -> Response[str]:
 
 @get("/health")
 async def health(
-    engine: NamedDependency[EngineClient], supervisor: NamedDependency[EngineSupervisor]
+    engine: NamedDependency[EnginePool], fleet: NamedDependency[EngineFleet]
 ) -> Response[Health]:
     """200 when generation works: the engine answers only after a probe generation of its own, and
     its step loop sends the heartbeats. 503 otherwise."""
     last = engine.last_status
     if not engine.healthy:
-        hung = supervisor.state is EngineState.READY
-        status = "no_heartbeat" if hung else supervisor.state.value
+        hung = fleet.state is EngineState.READY
+        status = "no_heartbeat" if hung else fleet.state.value
+    elif engine.degraded:
+        status = "degraded"
     else:
         status = "draining" if last is not None and last.draining else "ok"
     age = engine.status_age if math.isfinite(engine.status_age) else None
-    code = 200 if status == "ok" else 503
+    code = 200 if status in ("ok", "degraded") else 503
     return Response(Health(status, age), status_code=code, media_type="application/json")
 
 

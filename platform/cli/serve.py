@@ -13,8 +13,8 @@ OPTIONS = {
     "dtype": "auto, bfloat16 or float32.  [default: auto]",
     "database_url": "The record; SQLite in the data directory if not given.",
     "redis_url": "Shared live state; in this process if not given.",
-    "kv_memory": "Memory of the KV cache, such as 1GiB.",
-    "adapter_memory": "Memory of resident adapters, such as 512MiB.",
+    "kv_memory": "Memory of each engine's KV cache, such as 1GiB.",
+    "adapter_memory": "Memory of each engine's resident adapters, such as 512MiB.",
     "block_size": "Tokens of a KV block.",
     "token_budget": "Tokens of one step.",
     "max_running": "Sequences that run at the same time.",
@@ -23,6 +23,8 @@ OPTIONS = {
     "request_deadline": "Seconds that a request may take.",
     "upload_limit": "Largest upload, such as 2GiB.",
     "max_rank": "Largest rank of an adapter.",
+    "engines": "Engine processes; each has the base, KV and adapter memory, and limits of its own."
+    "  [default: 1]",
 }
 
 

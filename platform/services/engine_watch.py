@@ -1,8 +1,8 @@
 """Looks at the engine now and then, for what only it can know."""
 
-from polyloom.platform.engine.client import EngineClient
 from polyloom.platform.engine.errors import EngineUnavailableError
 from polyloom.platform.engine.messages import Capability
+from polyloom.platform.engine.pool import EnginePool
 from polyloom.platform.periodic import Periodic
 from polyloom.platform.services.retirement import Retirement
 
@@ -13,7 +13,7 @@ class EngineWatch:
     """Keeps the engine's counters for the metrics, and takes revisions out of service whose stored
     files the engine found changed."""
 
-    def __init__(self, engine: EngineClient, retirement: Retirement) -> None:
+    def __init__(self, engine: EnginePool, retirement: Retirement) -> None:
         self._engine = engine
         self._retirement = retirement
         self._handled: set[str] = set()

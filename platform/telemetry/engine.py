@@ -1,13 +1,26 @@
 """Gauges and counters of the engine, observed from its last heartbeat and snapshot."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
+from opentelemetry.util.types import AttributeValue
 
 from polyloom.platform.engine.messages import Capability, Status
 
-StatusSource = Callable[[], Status | None]
+Attributes = dict[str, AttributeValue]
 CapabilitySource = Callable[[], tuple[Capability, ...]]
+
+
+class ObservedEngine(Protocol):
+    """What is observed of `EngineClient`."""
+
+    @property
+    def last_status(self) -> Status | None: ...
+
+    @property
+    def status_age(self) -> float: ...
+
 
 _GAUGES = {
     "polyloom.engine.sequences.running": "running",
@@ -27,17 +40,12 @@ _COUNTERS = {
 
 
 class EngineMetrics:
-    """Observes; costs nothing between scrapes."""
+    """Observes; costs nothing between scrapes. Of several engines each has its number."""
 
     def __init__(
-        self,
-        meter: Meter,
-        status: StatusSource,
-        heartbeat_age: Callable[[], float],
-        capabilities: CapabilitySource,
+        self, meter: Meter, engines: Sequence[ObservedEngine], capabilities: CapabilitySource
     ) -> None:
-        self._status = status
-        self._heartbeat_age = heartbeat_age
+        self._engines = engines
         self._capabilities = capabilities
         for name, field in _GAUGES.items():
             meter.create_observable_gauge(name, [self._field(field)])
@@ -51,23 +59,35 @@ class EngineMetrics:
         meter.create_observable_counter("polyloom.capability.engaged", [self._observe_engaged])
         meter.create_observable_counter("polyloom.capability.fallbacks", [self._observe_fallbacks])
 
+    def _statuses(self) -> Iterator[tuple[Attributes, Status]]:
+        for number, engine in enumerate(self._engines):
+            if engine.last_status is not None:
+                yield self._attributes(number), engine.last_status
+
+    def _attributes(self, number: int) -> Attributes:
+        return {"polyloom.engine": number} if len(self._engines) > 1 else {}
+
     def _field(self, field: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
         def observe(_: CallbackOptions) -> Iterable[Observation]:
-            status = self._status()
-            return [] if status is None else [Observation(getattr(status, field))]
+            return [Observation(getattr(s, field), which) for which, s in self._statuses()]
 
         return observe
 
     def _pages(self, field: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
         def observe(_: CallbackOptions) -> Iterable[Observation]:
-            status = self._status()
-            pages: dict[str, int] = {} if status is None else getattr(status, field)
-            return [Observation(n, {"polyloom.group": group}) for group, n in pages.items()]
+            return [
+                Observation(pages, which | {"polyloom.group": group})
+                for which, status in self._statuses()
+                for group, pages in getattr(status, field).items()
+            ]
 
         return observe
 
     def _observe_age(self, _: CallbackOptions) -> Iterable[Observation]:
-        return [Observation(self._heartbeat_age())]
+        return [
+            Observation(engine.status_age, self._attributes(number))
+            for number, engine in enumerate(self._engines)
+        ]
 
     def _observe_engaged(self, _: CallbackOptions) -> Iterable[Observation]:
         return [

@@ -1,5 +1,6 @@
 """Every metric is an instrument of the server's own provider, and its labels are bounded."""
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import msgspec
@@ -78,10 +79,25 @@ def test_a_client_cannot_make_series_without_bound() -> None:
     metrics.close()
 
 
+@dataclass
+class SeenEngine:
+    last_status: Status | None = STATUS
+    status_age: float = 0.25
+
+
+def test_engines_are_told_apart_by_number() -> None:
+    metrics = Metrics()
+    EngineMetrics(metrics.meter, [SeenEngine(), SeenEngine(None, 9.0)], lambda: ())
+    found = [x for x in lines(metrics) if x.startswith("polyloom_engine_heartbeat_age")]
+    assert 'polyloom_engine="0"' in found[0] and found[0].endswith(" 0.25")
+    assert 'polyloom_engine="1"' in found[1] and found[1].endswith(" 9.0")
+    metrics.close()
+
+
 def test_the_engine_is_observed_when_asked() -> None:
     metrics = Metrics()
     capability = Capability("linear", "cpu", 9, {"float32": 4})
-    observed = EngineMetrics(metrics.meter, lambda: STATUS, lambda: 0.25, lambda: (capability,))
+    observed = EngineMetrics(metrics.meter, [SeenEngine()], lambda: (capability,))
     found = lines(metrics)
     assert any(
         x.startswith("polyloom_engine_sequences_running") and x.endswith(" 2.0") for x in found
