@@ -272,4 +272,5 @@ def _engine_settings(settings: Settings, base: BaseModel, socket: Path) -> Engin
         queue_limit=settings.queue_limit,
         max_model_len=settings.max_model_len,
         max_rank=settings.max_rank,
+        itl_target=settings.itl_target,
     )

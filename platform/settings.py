@@ -1,5 +1,6 @@
 """What the operator chose, checked once at start and never read again from the environment."""
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -35,6 +36,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     Memory sizes and the upload limit are bytes; None stands for the device's default.
     request_deadline: seconds from arrival to the last token.
+    itl_target: seconds between two tokens of an answer that long prompts are cut up for.
     engines: processes that each hold the base; memory, queue and running limits are of each.
     admin_key: None makes the first start write one into the data directory.
     """
@@ -58,6 +60,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     request_deadline: float = 600.0
     upload_limit: int = 2 * GIB
     max_rank: int = 256
+    itl_target: float = 0.1
     engines: int = 1
 
     def __post_init__(self) -> None:
@@ -73,6 +76,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("kv_memory", "adapter_memory", "token_budget", "max_running", "max_model_len"):
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise SettingsError(name, f"{value} is not positive")
+        if not 0 < self.itl_target < math.inf:
+            raise SettingsError("itl_target", f"{self.itl_target} is not positive and finite")
         if self.admin_key is not None and len(self.admin_key) < 16:
             raise SettingsError("admin_key", "is shorter than 16 characters")
 

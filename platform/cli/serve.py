@@ -23,6 +23,7 @@ OPTIONS = {
     "request_deadline": "Seconds that a request may take.",
     "upload_limit": "Largest upload, such as 2GiB.",
     "max_rank": "Largest rank of an adapter.",
+    "itl_target": "Seconds between two tokens of an answer that long prompts are cut up for.",
     "engines": "Engine processes; each has the base, KV and adapter memory, and limits of its own."
     "  [default: 1]",
 }

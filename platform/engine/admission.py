@@ -27,6 +27,8 @@ class Admission:
         if adapter is not None and adapter.digest in quarantined:
             message = f"revision {adapter.digest} is quarantined: its stored files are corrupt"
             return Refused(request.sequence_id, INVALID_ADAPTER, message)
+        if not 0 < request.weight < math.inf:
+            return _refused(request, f"weight must be finite and above 0, not {request.weight}")
         if not request.prompt:
             return _refused(request, "the prompt is empty")
         if not self._in_vocabulary(request.prompt):

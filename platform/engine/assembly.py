@@ -184,4 +184,5 @@ def _scheduler_config(
         max_running=settings.max_running,
         queue_limit=settings.queue_limit,
         max_model_len=max_model_len,
+        itl_target=settings.itl_target,
     )

@@ -239,7 +239,12 @@ class AdapterResidency(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True, tag="status", kw_only=True):
-    """Heartbeat, sent by the step loop itself, so a hung step is a silent engine."""
+    """Heartbeat, sent by the step loop itself, so a hung step is a silent engine.
+
+    pauses_total: turns that a running sequence gave to a tenant below its share.
+    chunk_*: pieces that prompts are run in: tokens of the last one that was cut, how many there
+    were, how often their size changed, seconds of steps' fixed costs that cutting added at most.
+    """
 
     time: float
     steps: int
@@ -255,6 +260,11 @@ class Status(msgspec.Struct, frozen=True, tag="status", kw_only=True):
     prompt_tokens_total: int
     generated_tokens_total: int
     preemptions_total: int
+    pauses_total: int = 0
+    chunk_tokens: int = 0
+    chunks_total: int = 0
+    chunk_changes_total: int = 0
+    chunk_overhead_seconds_total: float = 0.0
     draining: bool = False
     quarantined: tuple[str, ...] = ()
 

@@ -1,5 +1,6 @@
 """What an engine process is told when it starts."""
 
+import math
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +16,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     address: `ipc://` and a path in a folder that only this user can enter.
     kv_memory, adapter_memory: bytes.  max_model_len: None for what the base allows, in any case no
     more than the KV memory holds.  threads: of torch's operators.
+    itl_target: seconds between two tokens of an answer that chunks of prompts are sized for.
     implementation: `reference` forces plain torch everywhere.
     prefix_cache: reuse K and V of prompts that begin alike; off, nothing is looked up or kept.
     """
@@ -34,6 +36,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     queue_limit: int = 1024
     max_model_len: int | None = None
     max_rank: int = 256
+    itl_target: float = 0.1
     implementation: Literal["auto", "reference"] = "auto"
     prefix_cache: bool = True
 
@@ -50,6 +53,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if not 0 < self.itl_target < math.inf:
+            raise ValueError(f"itl_target must be finite and above 0, not {self.itl_target}")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError(f"max_model_len must be at least 2, not {self.max_model_len}")
         if not self.address.startswith("ipc://"):

@@ -175,6 +175,11 @@ class Engine:
             prompt_tokens_total=counters.prompt_tokens,
             generated_tokens_total=counters.generated_tokens,
             preemptions_total=batcher.preemptions_total,
+            pauses_total=batcher.pauses_total,
+            chunk_tokens=batcher.chunks.size,
+            chunks_total=batcher.chunks.chunks_total,
+            chunk_changes_total=batcher.chunks.changes_total,
+            chunk_overhead_seconds_total=batcher.chunks.overhead_seconds,
             draining=self._draining,
             quarantined=self._residency.quarantined,
         )
@@ -248,6 +253,7 @@ class Engine:
     def _ran(self, plan: StepPlan, seconds: float) -> None:
         """Count a step, and what a prompt's token costs if it ran mostly those."""
         prompt_tokens = self.counters.ran(plan, seconds)
+        self._batcher.ran(plan, seconds)
         if 2 * prompt_tokens > plan.num_tokens:
             self._prefix_cache.prefilled(plan.num_tokens, seconds)
 

@@ -1,6 +1,7 @@
 """From an authenticated, parsed request to a running generation, and its accounts at the end."""
 
 import contextlib
+import hashlib
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
@@ -30,6 +31,7 @@ class Target:
     """Who asks for what: the resolved model with its prompt format, and what the engine takes.
 
     cache: whose prefix cache the prompts may use.
+    conversation: requests of one are started in the order of their arrival.
     """
 
     request_id: str
@@ -41,6 +43,7 @@ class Target:
     format: ChatTemplate
     served: ServedModel
     cache: CacheScope
+    conversation: str | None = None
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,11 @@ class InferenceCall:
         )
 
 
+def _conversation(session: str) -> str:
+    """The session in a bounded form, whatever the client calls it."""
+    return hashlib.sha256(session.encode()).hexdigest()[:32]
+
+
 def _finish_reason(run: GenerationRun, failure: BaseException | None) -> str:
     if isinstance(failure, Exception):
         return "error"
@@ -176,7 +184,14 @@ class Inference:
         request_id = "req_" + uuid.uuid4().hex
         resolution = resolve(self._routes(), tenant.slug, model, session or request_id)
         return await self.target_of(
-            resolution, tenant, key_id, model, endpoint, request_id=request_id, salt=salt
+            resolution,
+            tenant,
+            key_id,
+            model,
+            endpoint,
+            request_id=request_id,
+            session=session,
+            salt=salt,
         )
 
     async def target_of(
@@ -188,6 +203,7 @@ class Inference:
         endpoint: str,
         *,
         request_id: str,
+        session: str | None = None,
         salt: str | None = None,
     ) -> Target:
         """`target` for what is resolved already. Raises EngineUnavailable."""
@@ -209,6 +225,7 @@ class Inference:
                 tokenizer_digest=prompt_format.tokenizer.digest,
                 salt=salt,
             ),
+            conversation=None if session is None else _conversation(session),
         )
 
     def call(
@@ -244,6 +261,7 @@ class Inference:
             sampling=msgspec.structs.replace(sampling, choice=choice),
             deadline=deadline,
             cache=target.cache,
+            conversation=target.conversation,
             weight=target.tenant.weight,
         )
 

@@ -29,6 +29,7 @@ _GAUGES = {
     "polyloom.engine.blocks.free": "blocks_free",
     "polyloom.engine.blocks.total": "blocks_total",
     "polyloom.engine.adapters.resident": "resident_adapters",
+    "polyloom.engine.chunk.tokens": "chunk_tokens",
 }
 _COUNTERS = {
     "polyloom.engine.steps": "steps",
@@ -36,6 +37,10 @@ _COUNTERS = {
     "polyloom.engine.prompt_tokens": "prompt_tokens_total",
     "polyloom.engine.generated_tokens": "generated_tokens_total",
     "polyloom.engine.preemptions": "preemptions_total",
+    "polyloom.engine.pauses": "pauses_total",
+    "polyloom.engine.chunks": "chunks_total",
+    "polyloom.engine.chunk.changes": "chunk_changes_total",
+    "polyloom.engine.chunk.overhead.seconds": "chunk_overhead_seconds_total",
 }
 
 

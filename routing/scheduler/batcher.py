@@ -63,7 +63,7 @@ class Batcher:
         self._blocks = blocks
         self._adapters = adapters
         self._sequences: dict[str, Sequence] = {}
-        self._waiting = WaitingQueue(config.queue_limit)
+        self._waiting = WaitingQueue(config.queue_limit, config.token_budget)
         self._pins = WaitingPins(config, adapters)
         self._running: list[Sequence] = []
         self._paused: dict[str, Sequence] = {}  # waiting, with blocks
@@ -233,7 +233,12 @@ class Batcher:
             state = self._pins.state(sequence)
             if state is ResidencyState.FAILED:
                 failed.append(self._fail(sequence))
-            elif state is not ResidencyState.RESIDENT or full or sequence.tenant in passed_over:
+            elif (
+                state is not ResidencyState.RESIDENT
+                or sequence.held
+                or full
+                or sequence.tenant in passed_over
+            ):
                 continue
             elif self._admit(sequence, now):
                 self._draft.add_chunk(sequence)
@@ -304,8 +309,7 @@ class Batcher:
         return found
 
     def _over_share(self, sequence: Sequence) -> Iterator[Sequence]:
-        shares, credit = self._waiting.shares, self.config.token_budget
-        return RunningShares(self._running).over_share(sequence, shares, credit)
+        return RunningShares(self._running).over_share(sequence, self._waiting.shares)
 
     def _enough(self, sequence: Sequence, candidates: Iterator[Sequence]) -> list[Sequence]:
         """As many of `candidates` as hold the blocks that `sequence` lacks; none if all do not."""

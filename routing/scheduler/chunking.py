@@ -23,6 +23,9 @@ GRAIN = 32
 FIRST = 128
 """Prompt tokens beside decodes before anything was measured."""
 
+ENOUGH = 8
+"""Steps with prompt tokens after which their cost is taken as known."""
+
 _DECAY = 0.97  # what a measured step keeps of its weight with each later one of its kind
 _UNITS = np.array([1.0, 16.0, 128.0, 16384.0])  # keeps the features of usual steps near 1
 _RIDGE = 1e-4
@@ -48,12 +51,13 @@ class StepCosts:
         self._products = np.zeros((2, 4, 4))
         self._sums = np.zeros((2, 4))
         self._weights = np.zeros(4)
+        self._chunks_seen = 0
         self._error = 0.2
 
     @property
     def known(self) -> bool:
-        """Both kinds of step have been seen."""
-        return bool(self._products[0].any() and self._products[1].any())
+        """Enough steps with prompt tokens have been seen to say what these cost."""
+        return self._chunks_seen >= ENOUGH
 
     @property
     def fixed(self) -> float:
@@ -76,6 +80,7 @@ class StepCosts:
             self._error += (min(relative, 1.0) - self._error) * (1 - _DECAY)
         row = _features(decodes, prompt_tokens, attended) / seconds
         kind = 1 if prompt_tokens else 0
+        self._chunks_seen += kind
         self._products[kind] = _DECAY * self._products[kind] + np.outer(row, row)
         self._sums[kind] = _DECAY * self._sums[kind] + row
         self._weights = _non_negative(self._products.sum(0), self._sums.sum(0))

@@ -2,12 +2,9 @@
 
 The method is that of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024): every
 key has a counter of the tokens that ran for it, divided by its weight; the one with the smallest
-goes first; one that begins to wait is lifted to the smallest counter of those who wait already, so
-nobody saves up credit while they want nothing. Here it is applied twice: among tenants, and within
+goes first; one that begins to wait is lifted to near the smallest counter of those who wait already, so
+nobody saves up much while they want nothing. Here it is applied twice: among tenants, and within
 each tenant among its adapters, so a tenant's number of adapters does not change its share.
-
-Two tenants that wait all the time differ, in tokens per weight, by at most `2 * max(prompt, held)`:
-the longest prompt, and the tokens of the running sequences together.
 """
 
 import heapq
@@ -26,7 +23,10 @@ class VirtualCounters(Generic[Key]):
     Before that moment everyone had what they wanted, so nobody is owed anything from then.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, credit: float) -> None:
+        """credit: tokens by which one that begins to wait stays below the others, if it was: who
+        sends a little now and then is then served before who always waits."""
+        self._credit = credit
         self._served: dict[Key, float] = {}
 
     def __getitem__(self, key: Key) -> float:
@@ -36,11 +36,11 @@ class VirtualCounters(Generic[Key]):
         """Count `amount` tokens per weight for `key`."""
         self._served[key] = self[key] + amount
 
-    def begin_waiting(self, key: Key, waiting: Collection[Key]) -> None:
+    def begin_waiting(self, key: Key, waiting: Collection[Key], weight: float = 1.0) -> None:
         """`key` begins to wait while the others of `waiting` do."""
         others = [self[other] for other in waiting if other != key]
         if others:
-            self._served[key] = max(self[key], min(others))
+            self._served[key] = max(self[key], min(others) - self._credit / weight)
         else:
             self._served.clear()
 
@@ -48,13 +48,15 @@ class VirtualCounters(Generic[Key]):
 class FairShares:
     """The counters of all tenants and of their adapters (None: the base alone)."""
 
-    def __init__(self) -> None:
-        self.tenants: VirtualCounters[str] = VirtualCounters()
+    def __init__(self, credit: float) -> None:
+        """credit: of `VirtualCounters`, for both."""
+        self.tenants: VirtualCounters[str] = VirtualCounters(credit)
+        self._credit = credit
         self._adapters: dict[str, VirtualCounters[str | None]] = {}
 
     def adapters(self, tenant: str) -> VirtualCounters[str | None]:
         """Counters within one tenant."""
-        return self._adapters.setdefault(tenant, VirtualCounters())
+        return self._adapters.setdefault(tenant, VirtualCounters(self._credit))
 
     def ran(self, item: ScheduledSequence) -> None:
         """Charge the tokens of a step that are new.

@@ -19,6 +19,7 @@ class Sequence:
 
     tokens: prompt, then output; what a recompute would run.
     computed: leading tokens whose KV is in the cache.
+    held: it may not start yet, whatever its adapter's state: its grammar is being compiled.
     charged: leading tokens that its tenant has been charged for.
     arrival, admitted, first_token_at, load_started: monotonic seconds; None while it has not
         happened.
@@ -32,6 +33,7 @@ class Sequence:
         "charged",
         "computed",
         "first_token_at",
+        "held",
         "load_started",
         "no_blocks_since",
         "no_room_since",
@@ -61,6 +63,7 @@ class Sequence:
         self.no_blocks_since: float | None = None
         self.adapter_load = 0.0
         self.pinned = False
+        self.held = False
         self.preemptions = 0
         self.prompt_logprobs_sent = 0
 

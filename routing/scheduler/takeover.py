@@ -20,18 +20,16 @@ class RunningShares:
         for sequence in running:
             self._by_tenant[sequence.tenant].append(sequence)
 
-    def over_share(
-        self, sequence: Sequence, shares: FairShares, credit: float
-    ) -> Iterator[Sequence]:
+    def over_share(self, sequence: Sequence, shares: FairShares) -> Iterator[Sequence]:
         """Those that give way to `sequence`, first the youngest of the tenant that holds most.
 
         Only tenants give that hold, even then, no less than `sequence`'s will: so nothing is
         given back and forth, and a tenant's oldest stays. And only those that have been served no
-        less than it, but for `credit` tokens: within its share a tenant may send a few at once.
+        less than it.
         """
         held = {tenant: len(sequences) for tenant, sequences in self._by_tenant.items()}
         will_hold = (held.pop(sequence.tenant, 0) + 1) / sequence.weight
-        served = shares.tenants[sequence.tenant] - credit / sequence.weight
+        served = shares.tenants[sequence.tenant]
         held = {tenant: n for tenant, n in held.items() if shares.tenants[tenant] >= served}
         while held:
             tenant = max(held, key=lambda tenant: held[tenant] / self._weight(tenant))

@@ -18,9 +18,10 @@ class WaitingQueue:
     conversation only the earliest that has not been started is offered.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, credit: float) -> None:
+        """limit: sequences that may wait.  credit: as in `VirtualCounters`."""
         self.limit = limit
-        self.shares = FairShares()
+        self.shares = FairShares(credit)
         self._tenants: dict[str, _TenantLines] = {}
         self._length = 0
 
@@ -45,12 +46,12 @@ class WaitingQueue:
         """
         if self._length >= self.limit:
             raise QueueFullError(self.limit)
-        self._of(sequence.tenant).append(sequence)
+        self._of(sequence).append(sequence)
         self._length += 1
 
     def put_back(self, sequence: Sequence) -> None:
         """Queue one that ran before its tenant's others; the limit does not apply to it."""
-        self._of(sequence.tenant).put_back(sequence)
+        self._of(sequence).put_back(sequence)
         self._length += 1
 
     def remove(self, sequence: Sequence) -> None:
@@ -85,9 +86,10 @@ class WaitingQueue:
         if lines is not None:
             yield from lines.in_order()
 
-    def _of(self, tenant: str) -> "_TenantLines":
+    def _of(self, sequence: Sequence) -> "_TenantLines":
+        tenant = sequence.tenant
         if tenant not in self._tenants:
-            self.shares.tenants.begin_waiting(tenant, self._tenants)
+            self.shares.tenants.begin_waiting(tenant, self._tenants, sequence.weight)
             self._tenants[tenant] = _TenantLines(self.shares, tenant)
         return self._tenants[tenant]
 

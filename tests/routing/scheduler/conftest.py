@@ -1,5 +1,6 @@
 """A batcher over the real block manager, fake adapters, and a fake model that remembers its work."""
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,15 +27,20 @@ def make_request(
     max_tokens: int = 3,
     adapter: str | None = None,
     deadline: float | None = None,
+    tenant: str = "tenant",
+    weight: float = 1.0,
+    conversation: str | None = None,
 ) -> GenerationRequest:
     return GenerationRequest(
         sequence_id=name,
-        tenant="tenant",
+        tenant=tenant,
         combination=Combination("sha256:base", "sha256:template", adapter),
         adapter=None if adapter is None else AdapterSource(adapter, f"/{adapter}"),
         prompt=tuple(range(1, prompt + 1)),
         sampling=SamplingParams(max_tokens=max_tokens, seed=0),
         deadline=deadline,
+        weight=weight,
+        conversation=conversation,
     )
 
 
@@ -159,6 +165,60 @@ class Bench:
         assert self.batcher.sequence_ids == ()
 
 
+@dataclass(frozen=True)
+class Arrival:
+    """A request that a simulated tenant sends at `time`."""
+
+    time: float
+    name: str
+    tenant: str
+    prompt: int
+    max_tokens: int
+    adapter: str | None = None
+    weight: float = 1.0
+
+
+@dataclass
+class Served:
+    """What a simulation saw.
+
+    tokens: prompt tokens run once and tokens generated, by tenant.  first: seconds from arrival to
+    the first token, by sequence.  steps: seconds of each step.
+    """
+
+    tokens: Counter[str] = field(default_factory=Counter)
+    first: dict[str, float] = field(default_factory=dict)
+    finished: set[str] = field(default_factory=set)
+    steps: list[float] = field(default_factory=list)
+
+
+def simulate(bench: Bench, arrivals: list[Arrival], until: float) -> Served:
+    """Run steps of 20 ms and 0.5 ms a token until `until`; a load takes one step."""
+    served, coming = Served(), sorted(arrivals, key=lambda arrival: -arrival.time)
+    bench.now = 0.0
+    while bench.now < until:
+        while coming and coming[-1].time <= bench.now:
+            one = coming.pop()
+            options = {k: getattr(one, k) for k in ("tenant", "prompt", "max_tokens", "adapter")}
+            request = make_request(one.name, weight=one.weight, **options)
+            bench.batcher.add(request, one.time)
+        plan = bench.batcher.plan(bench.now)
+        bench.adapters.finish_loads()
+        seconds = 0.02 + 0.0005 * plan.num_tokens
+        bench.now += seconds
+        charged = {item.sequence.sequence_id: item.sequence.charged for item in plan.scheduled}
+        served.finished |= {sequence.sequence_id for sequence in bench.model.run(plan)}
+        bench.batcher.ran(plan, seconds)
+        served.steps.append(seconds)
+        for item in plan.scheduled:
+            sequence = item.sequence
+            new = sequence.charged - charged[sequence.sequence_id]
+            served.tokens[sequence.tenant] += new
+            if sequence.output_len and sequence.sequence_id not in served.first:
+                served.first[sequence.sequence_id] = bench.now - sequence.arrival
+    return served
+
+
 def make_bench(
     *,
     token_budget: int = 16,
@@ -168,10 +228,13 @@ def make_bench(
     num_blocks: int = 32,
     block_size: int = 4,
     adapters: FakeAdapters | None = None,
+    itl_target: float = math.inf,
 ) -> Bench:
     blocks = KVCacheManager(BlockPool(num_blocks), block_size)
     adapters = adapters or FakeAdapters()
-    config = SchedulerConfig(token_budget, max_running, queue_limit, max_model_len)
+    config = SchedulerConfig(
+        token_budget, max_running, queue_limit, max_model_len, itl_target=itl_target
+    )
     batcher = Batcher(config, blocks, adapters)
     return Bench(batcher, blocks, adapters, FakeModel(batcher, blocks))
 
@@ -179,6 +242,21 @@ def make_bench(
 @pytest.fixture(scope="session")
 def bench_factory() -> Callable[..., Bench]:
     return make_bench
+
+
+@pytest.fixture(scope="session")
+def simulation() -> Callable[..., Served]:
+    return simulate
+
+
+@pytest.fixture(scope="session")
+def arrival() -> type[Arrival]:
+    return Arrival
+
+
+@pytest.fixture(scope="session")
+def request_factory() -> Callable[..., GenerationRequest]:
+    return make_request
 
 
 @pytest.fixture(scope="session")
