@@ -6,6 +6,7 @@ import msgspec
 
 from polyloom.adapters.source import AdapterSource
 from polyloom.routing.combination import Combination
+from polyloom.routing.drafts import DraftPolicy
 from polyloom.routing.sampling_params import SamplingParams
 
 
@@ -38,6 +39,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     deadline: unix seconds after which the sequence is ended with reason `deadline`; None for none.
     cache: where blocks of its prompt may come from and go to; None: it shares nothing.
     hold: id under which the prompt's whole blocks stay pinned after its end, until released.
+    drafts: how its tokens are drafted.  domain: its label, or its route, in what is learned about
+    drafts and reported of them.
     conversation: id within the tenant; requests of one are started in the order of their arrival.
     weight: the tenant's share of the engine against other tenants'.
     """
@@ -51,5 +54,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float | None = None
     cache: CacheScope | None = None
     hold: str | None = None
+    drafts: DraftPolicy = "adaptive"
+    domain: str = ""
     conversation: str | None = None
     weight: float = 1.0

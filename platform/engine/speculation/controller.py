@@ -1,0 +1,270 @@
+"""Chooses each step's drafts: who is asked, and how much of each answer is verified.
+
+Lookups are asked for every sequence, since that costs next to nothing. A drafter that computes is
+asked only where its expected tokens pay for its own time too. What comes back is cut by the
+confidence in it, jointly for the batch. Where drafting does not pay the length is 0, and now and
+then a short draft is verified all the same, so that a change is noticed; what such probes cost is
+kept to a small share of the time.
+"""
+
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+
+from polyloom.platform.engine.speculation.acceptance import AcceptanceModel
+from polyloom.platform.engine.speculation.costs import StepTimes
+from polyloom.platform.engine.speculation.drafter import Drafter, DraftRow, Proposal
+from polyloom.platform.engine.speculation.lengths import best_lengths
+from polyloom.routing.drafts import DraftPolicy
+from polyloom.routing.scheduler.sequence import Sequence
+
+MAX_DEPTH = 8  # tokens that a drafter which computes is asked for
+PROBE_SHARE = 0.004  # of the time, that probing may cost
+
+_PROBE_TOKENS = 3
+_BASELINE_EVERY = 256  # steps with drafts; then one without, so that what drafts save stays known
+_BATCH_TOKENS = 64  # looked up over all rows: a large batch does not verify more
+_FEWEST = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A decoding sequence that may have a draft of at most `limit` tokens.
+
+    hidden: as in `DraftRow`.
+    """
+
+    sequence: Sequence
+    limit: int
+    hidden: torch.Tensor | None
+
+    @property
+    def policy(self) -> DraftPolicy:
+        return self.sequence.request.drafts
+
+    @property
+    def fixed(self) -> int | None:
+        """Its length where the request fixes it."""
+        return min(self.policy, self.limit) if isinstance(self.policy, int) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A step before drafts are added: its rows, what they attend to (as in `StepTimes`), and how
+    many tokens more it may run."""
+
+    rows: int
+    attended: float
+    room: int
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """A proposal, and for each of its tokens the chance that it and all before are accepted."""
+
+    drafter: str
+    proposal: Proposal
+    survival: list[float]
+
+    @property
+    def expected(self) -> float:
+        """Tokens that it is expected to bring."""
+        return sum(self.survival)
+
+    def cut(self, length: int) -> "Guess":
+        proposal = self.proposal
+        cut = Proposal(proposal.tokens[:length], proposal.confidences[:length])
+        return Guess(self.drafter, cut, self.survival[:length])
+
+
+class Controller:
+    """The drafters of one engine and what was learned about them. One call at a time.
+
+    margin: how much faster than without drafts the last step with a choice was expected to be.
+    draft_seconds: spent in each drafter.
+    """
+
+    def __init__(self, drafters: Seq[Drafter]) -> None:
+        self.acceptance = AcceptanceModel()
+        self.step_times = StepTimes()
+        self.margin = 0.0
+        self.draft_seconds = {drafter.name: 0.0 for drafter in drafters}
+        self._lookups = tuple(drafter for drafter in drafters if drafter.looks_up)
+        self._models = tuple(drafter for drafter in drafters if not drafter.looks_up)
+        self._token_times = {drafter.name: StepTimes() for drafter in drafters}
+        self._allowance = 0.0  # seconds that probes may cost
+        self._probes = 0
+        self._since_baseline: dict[int, int] = {}  # rows -> steps with drafts
+
+    def ran(self, rows: int, attended: float, seconds: float) -> None:
+        """A step of decodes took `seconds`, its drafting not included."""
+        self.step_times.measured(rows, attended, seconds)
+        self._allowance = min(self._allowance + PROBE_SHARE * seconds, 20 * seconds)
+
+    def choose(self, candidates: Seq[Candidate], load: Load) -> dict[str, Guess]:
+        """What to verify, by sequence id; those that are left out draft nothing."""
+        if self._since_baseline.get(load.rows, _BASELINE_EVERY) >= _BASELINE_EVERY:
+            candidates = [candidate for candidate in candidates if candidate.fixed is not None]
+        guesses = self._guesses(candidates, load)
+        lengths = self._lengths(candidates, load, guesses)
+        chosen = {place: guesses[place].cut(length) for place, length in lengths.items() if length}
+        chosen |= self._probe(candidates, load, guesses, chosen)
+        since = self._since_baseline.get(load.rows, 0)
+        self._since_baseline[load.rows] = since + 1 if chosen else 0
+        return {candidates[place].sequence.sequence_id: g for place, g in chosen.items()}
+
+    def _guesses(self, candidates: Seq[Candidate], load: Load) -> dict[int, Guess]:
+        """The best proposal for each place, of every drafter that is worth asking there."""
+        guesses: dict[int, Guess] = {}
+        looked_up = max(_FEWEST, _BATCH_TOKENS // load.rows)
+        for drafter in self._lookups:
+            everywhere = {
+                place: looked_up if candidate.fixed is None else candidate.fixed
+                for place, candidate in enumerate(candidates)
+            }
+            _keep_better(guesses, self._ask(drafter, candidates, everywhere))
+        for drafter in self._models:
+            depths = self._depths(drafter, candidates, load, guesses)
+            _keep_better(guesses, self._ask(drafter, candidates, depths))
+        return guesses
+
+    def _ask(
+        self, drafter: Drafter, candidates: Seq[Candidate], lengths: dict[int, int]
+    ) -> dict[int, Guess]:
+        """What the drafter proposes for some places, at most so many tokens each."""
+        rows: dict[int, DraftRow] = {}
+        for place, length in lengths.items():
+            candidate = candidates[place]
+            length = min(length, candidate.limit)
+            if length > 0 and drafter.serves(candidate.sequence):
+                rows[place] = DraftRow(candidate.sequence, length, candidate.hidden)
+        if not rows:
+            return {}
+        started = time.perf_counter()
+        proposals = drafter.propose(tuple(rows.values()))
+        seconds = time.perf_counter() - started
+        self.draft_seconds[drafter.name] += seconds
+        depth = max(len(proposal.tokens) for proposal in proposals)
+        if depth and not drafter.looks_up:
+            self._token_times[drafter.name].measured(len(rows), 0.0, seconds / depth)
+        return {
+            place: Guess(
+                drafter.name,
+                proposal,
+                self.acceptance.survival(row.sequence, drafter.name, proposal),
+            )
+            for (place, row), proposal in zip(rows.items(), proposals, strict=True)
+            if proposal.tokens
+        }
+
+    def _depths(
+        self,
+        drafter: Drafter,
+        candidates: Seq[Candidate],
+        load: Load,
+        guesses: dict[int, Guess],
+    ) -> dict[int, int]:
+        """Where a drafter that computes is asked, and for how many tokens."""
+        depths: dict[int, int] = {}
+        survivals: dict[int, list[float]] = {}
+        for place, candidate in enumerate(candidates):
+            if not drafter.serves(candidate.sequence):
+                continue
+            if candidate.fixed is not None:
+                depths[place] = 0 if place in guesses else candidate.fixed
+                continue
+            survival = self.acceptance.expected_survival(
+                candidate.sequence, drafter.name, min(MAX_DEPTH, candidate.limit)
+            )
+            if place not in guesses or sum(survival) > guesses[place].expected:
+                survivals[place] = survival
+        depth = self._depth(drafter, list(survivals.values()), load)
+        return depths | dict.fromkeys(survivals, depth)
+
+    def _depth(self, drafter: Drafter, survivals: list[list[float]], load: Load) -> int:
+        """The common depth that pays best for drafts with these chances."""
+        count, expected = len(survivals), float(load.rows)
+        best, best_rate = 0, expected / self._seconds(load, 0)
+        for depth in range(1, MAX_DEPTH + 1):
+            if not count or depth * count > load.room:
+                break
+            expected += sum(chances[depth - 1] for chances in survivals if len(chances) >= depth)
+            drafting = depth * self._token_times[drafter.name].predict(count, 0.0)
+            rate = expected / (self._seconds(load, depth * count) + drafting)
+            if rate > best_rate:
+                best, best_rate = depth, rate
+        return best
+
+    def _lengths(
+        self, candidates: Seq[Candidate], load: Load, guesses: dict[int, Guess]
+    ) -> dict[int, int]:
+        """How much of each guess is verified."""
+        lengths: dict[int, int] = {}
+        room, joint = load.room, []
+        for place, guess in guesses.items():
+            candidate = candidates[place]
+            if candidate.policy == "adaptive":
+                joint.append(place)
+                continue
+            length = candidate.fixed
+            if length is None:  # latency: what makes this one fastest, whatever the others pay
+                own = best_lengths([guess.survival], 1, room, lambda n: self._seconds(load, n))
+                length = own.lengths[0]
+            lengths[place] = min(length, room, len(guess.proposal.tokens))
+            room -= lengths[place]
+        taken = load.room - room
+        choice = best_lengths(
+            [guesses[place].survival for place in joint],
+            load.rows,
+            room,
+            lambda count: self._seconds(load, taken + count),
+        )
+        self.margin = choice.margin
+        return lengths | dict(zip(joint, choice.lengths, strict=True))
+
+    def _probe(
+        self,
+        candidates: Seq[Candidate],
+        load: Load,
+        guesses: dict[int, Guess],
+        chosen: dict[int, Guess],
+    ) -> dict[int, Guess]:
+        """A short draft for one of those that have none, where there is time to spare."""
+        idle = [
+            place
+            for place, candidate in enumerate(candidates)
+            if candidate.policy == "adaptive" and place not in chosen
+        ]
+        taken = sum(len(guess.proposal.tokens) for guess in chosen.values())
+        if self._allowance <= 0.0 or not idle or taken + _PROBE_TOKENS > load.room:
+            return {}
+        place = idle[self._probes % len(idle)]
+        extra = self._seconds(load, taken + _PROBE_TOKENS) - self._seconds(load, taken)
+        models = [m for m in self._models if m.serves(candidates[place].sequence)]
+        turn = self._probes // len(idle) % (len(models) + 1)
+        if turn < len(models):
+            extra += _PROBE_TOKENS * self._token_times[models[turn].name].predict(1, 0.0)
+        if extra > self._allowance:
+            return {}
+        self._probes += 1
+        if turn < len(models):
+            probed = self._ask(models[turn], candidates, {place: _PROBE_TOKENS})
+        else:
+            probed = {place: guesses[place].cut(_PROBE_TOKENS)} if place in guesses else {}
+        if probed:
+            self._allowance -= extra
+        return probed
+
+    def _seconds(self, load: Load, drafted: int) -> float:
+        """Of the step with so many drafted tokens."""
+        attended = load.attended * (1 + drafted / load.rows)
+        return max(self.step_times.predict(load.rows + drafted, attended), 1e-9)
+
+
+def _keep_better(guesses: dict[int, Guess], others: dict[int, Guess]) -> None:
+    """Replace guesses by others that are expected to bring more."""
+    for place, other in others.items():
+        if place not in guesses or other.expected > guesses[place].expected:
+            guesses[place] = other
