@@ -11,17 +11,26 @@ class ScheduledSequence:
     """Tokens `[start, start + num_tokens)` of one sequence.
 
     completes: they are its last ones, so the next token can be sampled after them.
+    draft: the last of them are these, which are guessed: not the sequence's own yet.
     """
 
     sequence: Sequence
     start: int
     num_tokens: int
     completes: bool
+    draft: tuple[int, ...] = ()
+
+    @property
+    def token_ids(self) -> list[int]:
+        """What runs."""
+        return [*self.sequence.tokens[self.start : self.start + self.num_tokens], *self.draft]
 
     @property
     def decodes(self) -> bool:
-        """It is the newest token of a sequence that generates, not a piece of a prompt."""
-        return self.num_tokens == 1 and self.start >= self.sequence.prompt_len
+        """It is the newest token of a sequence that generates, and perhaps a draft after it; not a
+        piece of a prompt."""
+        own = self.num_tokens - len(self.draft)
+        return own == 1 and self.start >= self.sequence.prompt_len
 
     @property
     def attended(self) -> float:

@@ -150,12 +150,24 @@ class Batcher:
         return StepPlan(tuple(items), tuple(failed))
 
     def commit(self, plan: StepPlan) -> None:
-        """The plan's tokens are in the cache."""
+        """The plan's tokens are in the cache.
+
+        Of a draft, the verified tokens are the sequence's own already, and the next one after
+        them; the rest is taken back. All of it is charged: it ran.
+        """
         for item in plan.scheduled:
             sequence = item.sequence
             self._waiting.shares.ran(item)
             sequence.computed += item.num_tokens
+            if item.draft:
+                self._take_back(sequence, len(sequence.tokens) - 1)
             self._blocks.commit(sequence.sequence_id, sequence.tokens, sequence.computed)
+
+    def _take_back(self, sequence: Sequence, verified: int) -> None:
+        """Forget what ran after the first `verified` tokens."""
+        if sequence.computed > verified:
+            sequence.computed = sequence.charged = verified
+            self._blocks.truncate(sequence.sequence_id, verified)
 
     def ran(self, plan: StepPlan, seconds: float) -> None:
         """The plan's step took `seconds`."""

@@ -41,10 +41,10 @@ def _features(decodes: float, prompt_tokens: float, attended: float) -> Array:
 class StepCosts:
     """Seconds of a step ≈ fixed + a·decodes + b·prompt tokens + c·attended, all at least 0.
 
-    attended: over the step's tokens, the tokens each one looks back at. Least squares of the
-    relative error, so one step that the machine held up weighs little. Steps with and without
-    prompt tokens fade each on their own: a minute of decodes alone does not make it forget what a
-    prompt costs.
+    decodes: tokens of sequences that decode, drafted ones included.  attended: over the step's
+    tokens, the tokens each one looks back at. Least squares of the relative error, so one step that
+    the machine held up weighs little. Steps with and without prompt tokens fade each on their own:
+    a minute of decodes alone does not make it forget what a prompt costs.
     """
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class ChunkSizer:
         chunks = [item for item in plan.scheduled if not item.decodes]
         prompt_tokens = sum(item.num_tokens for item in chunks)
         attended = sum(item.attended for item in plan.scheduled)
-        decodes = len(plan.scheduled) - len(chunks)
+        decodes = plan.num_tokens - prompt_tokens
         self.costs.measured(decodes, prompt_tokens, attended, max(seconds, 1e-6))
         self.chunks_total += len(chunks)
         cut = sum(not item.completes for item in chunks)

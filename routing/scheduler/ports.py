@@ -46,6 +46,10 @@ class SequenceBlocks(Protocol):
         """
         ...
 
+    def truncate(self, sequence_id: str, num_tokens: int) -> None:
+        """Take back what lies behind the sequence's first `num_tokens` tokens."""
+        ...
+
     def free(self, sequence_id: str) -> None:
         """Return all blocks of a sequence that has some."""
         ...
