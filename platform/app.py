@@ -19,6 +19,8 @@ from polyloom.platform.api.openapi import describe_bodies, openapi_config
 from polyloom.platform.api.operations import OPERATION_ROUTES
 from polyloom.platform.api.paths import EncodedPaths
 from polyloom.platform.api.problems import answer_problem
+from polyloom.platform.api.routes import ROUTE_ROUTES
+from polyloom.platform.api.shares import SHARE_ROUTES
 from polyloom.platform.api.usage import own_usage
 from polyloom.platform.assembly import Assembly
 from polyloom.platform.settings import Settings
@@ -33,6 +35,8 @@ ROUTES = [
     get_model,
     own_usage,
     *ADAPTER_ROUTES,
+    *ROUTE_ROUTES,
+    *SHARE_ROUTES,
     *ADMIN_ROUTES,
     *OPERATION_ROUTES,
 ]
@@ -41,12 +45,16 @@ PROVIDED = (
     "audit",
     "engine",
     "fleet",
+    "gates",
     "inference",
     "keys",
     "metrics",
     "onboarding",
+    "promotion",
     "registry",
     "retirement",
+    "routes",
+    "shares",
     "snapshots",
     "tenants",
     "usage",

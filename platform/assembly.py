@@ -1,6 +1,7 @@
 """Builds and owns every object of the server; nothing else creates one that lives as long."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import tempfile
@@ -20,15 +21,18 @@ from polyloom.platform.coordination.limits import RateLimits
 from polyloom.platform.coordination.live_state import LiveState
 from polyloom.platform.db import migrate
 from polyloom.platform.db.engine import Database
+from polyloom.platform.engine.errors import EngineUnavailableError
 from polyloom.platform.engine.fidelity.client import FidelityValidator
 from polyloom.platform.engine.fidelity.messages import FidelitySettings
 from polyloom.platform.engine.fleet import EngineFleet
+from polyloom.platform.engine.messages import Invalidate
 from polyloom.platform.engine.model.layout import base_layout
 from polyloom.platform.engine.model.store import BaseModel, pull
 from polyloom.platform.engine.model.weights import FusedWeights
 from polyloom.platform.engine.pool import EnginePool
 from polyloom.platform.engine.prefix import prompt_chain
 from polyloom.platform.engine.settings import EngineSettings
+from polyloom.platform.generation.golden import GoldenRuns
 from polyloom.platform.generation.inference import Inference
 from polyloom.platform.generation.prompts import PromptFormats, shipped_template
 from polyloom.platform.generation.request_plan import ServedModel
@@ -43,10 +47,14 @@ from polyloom.platform.services.blob_keeper import BlobKeeper
 from polyloom.platform.services.blobs import BlobStore
 from polyloom.platform.services.checking import RevisionChecker
 from polyloom.platform.services.engine_watch import EngineWatch
+from polyloom.platform.services.gates import GateService
 from polyloom.platform.services.keys import KeyService
 from polyloom.platform.services.onboarding import Onboarding, ServedBase
+from polyloom.platform.services.promotion import Promotion
 from polyloom.platform.services.retirement import Retirement
 from polyloom.platform.services.revision_check import FidelityCheck
+from polyloom.platform.services.routes import RouteService
+from polyloom.platform.services.shares import ShareService
 from polyloom.platform.services.snapshots import SnapshotService
 from polyloom.platform.services.tenants import TenantService
 from polyloom.platform.services.usage import UsageRecorder, UsageService
@@ -54,6 +62,7 @@ from polyloom.platform.settings import GIB, Settings, default_database_url
 from polyloom.platform.telemetry.engine import EngineMetrics
 from polyloom.platform.telemetry.generation import GenerationMetrics
 from polyloom.platform.telemetry.metrics import Metrics
+from polyloom.routing.request import CacheOwner
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +90,10 @@ class Assembly:
     snapshots: SnapshotService
     registry: AdapterRegistry
     aliases: AliasService
+    gates: GateService
+    routes: RouteService
+    promotion: Promotion
+    shares: ShareService
     retirement: Retirement
     onboarding: Onboarding
     usage: UsageService
@@ -109,6 +122,7 @@ class Assembly:
             stack.push_async_callback(self.templates.close)
             await self._start_registry(stack, base_format)
             await self._start_inference(stack)
+            await self._start_checks(stack, base_format)
             yield self
             log.info("ending")
 
@@ -151,9 +165,9 @@ class Assembly:
         self.engine = EnginePool(clients, chains)
 
     async def _start_registry(self, stack: AsyncExitStack, base_format: ChatTemplate) -> None:
-        """Adapters, their checks and their routes."""
+        """Adapters and their routes."""
         settings, base = self.settings, self.base
-        blobs = BlobStore(settings.data_dir)
+        self.blobs = blobs = BlobStore(settings.data_dir)
         self.snapshots = SnapshotService(
             self.database, blobs, self.announcements, served=[base.digest]
         )
@@ -167,18 +181,20 @@ class Assembly:
         )
         self.registry = AdapterRegistry(self.database, blobs, changed)
         self.aliases = AliasService(self.database, changed)
-        self.retirement = Retirement(self.registry, self.engine)
+        self.retirement = Retirement(self.registry, self.snapshots, self.engine)
         keeper = BlobKeeper(self.database, blobs, self.registry, grace=settings.request_deadline)
         await keeper.start()
         stack.push_async_callback(keeper.stop)
         await self.snapshots.start()
         stack.push_async_callback(self.snapshots.stop)
-        await self._start_checks(stack, blobs, base_format)
 
-    async def _start_checks(
-        self, stack: AsyncExitStack, blobs: BlobStore, base_format: ChatTemplate
-    ) -> None:
+    async def _start_checks(self, stack: AsyncExitStack, base_format: ChatTemplate) -> None:
+        """What is asked of a revision before it is served, and of an alias or a route."""
         settings, base = self.settings, self.base
+        self.gates = GateService(self.database, GoldenRuns(self.inference))
+        self.routes = RouteService(self.database, self.snapshots, self.gates)
+        self.promotion = Promotion(self.aliases, self.gates, self.snapshots, self.tenants)
+        self.shares = ShareService(self.database, self.snapshots, self._empty_cache)
         validator = FidelityValidator(
             FidelitySettings(
                 model_folder=str(base.folder),
@@ -196,7 +212,9 @@ class Assembly:
             template_digest=base_format.digest,
             probe=tuple(base_format.tokenizer.encode_now(PROBE_TEXT, special_tokens=True)),
         )
-        checker = RevisionChecker(self.registry, check, [base.digest])
+        checker = RevisionChecker(
+            self.registry, check, [base.digest], promotion=self.promotion.verdict
+        )
         await checker.start()
         stack.push_async_callback(checker.stop)
         layout = base_layout(
@@ -206,7 +224,8 @@ class Assembly:
         self.onboarding = Onboarding(
             registry=self.registry,
             checker=checker,
-            blobs=blobs,
+            promotion=self.promotion,
+            blobs=self.blobs,
             base=ServedBase(layout, weights, base.folder, base_format),
             templates=self.templates,
             artifact_limits=ArtifactLimits(upload_bytes=settings.upload_limit),
@@ -236,6 +255,10 @@ class Assembly:
             announcements=self.announcements,
             deadline=self.settings.request_deadline,
         )
+
+    async def _empty_cache(self, owner: CacheOwner, _author: str) -> None:
+        with contextlib.suppress(EngineUnavailableError):  # an engine that is away holds nothing
+            await self.engine.invalidate(Invalidate(cause="share_revoked", owner=owner))
 
     def _served(self) -> ServedModel | None:
         welcome = self.engine.welcome

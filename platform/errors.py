@@ -10,6 +10,7 @@
     ├── Conflict                 conflict
     ├── TooLarge                 too_large
     ├── FidelityFailed           fidelity_failed
+    ├── GateFailed               gate_failed
     ├── LimitExceeded
     │   ├── RateLimited            rate_limited
     │   ├── QuotaExceeded          quota_exceeded
@@ -97,6 +98,12 @@ class FidelityFailed(PlatformError):
     """The engine's logits differ from PEFT's by more than the bound."""
 
     code = "fidelity_failed"
+
+
+class GateFailed(PlatformError):
+    """A candidate did not answer a golden prompt as expected; `param` is the prompt's name."""
+
+    code = "gate_failed"
 
 
 class LimitExceeded(PlatformError):

@@ -17,6 +17,7 @@ from polyloom.platform.api.receiving import receive_upload
 from polyloom.platform.services.adapters import AdapterRegistry
 from polyloom.platform.services.aliases import AliasService
 from polyloom.platform.services.onboarding import Onboarding
+from polyloom.platform.services.promotion import Promotion
 from polyloom.platform.services.retirement import Retirement
 from polyloom.platform.services.views import AdapterView, AliasChangeView, AliasView, RevisionView
 
@@ -115,11 +116,16 @@ async def retire_revision(
     retirement: NamedDependency[Retirement],
     name: FromPath[str],
     number: FromPath[int],
+    force: FromQuery[bool] = False,
 ) -> RevisionView:
-    """Take a revision out of service for good. What runs on it finishes."""
-    tenant = tenant_of(request.auth)
+    """Take a revision out of service for good. What runs on it finishes. One that a route leads to
+    is refused unless `force`."""
     return await retirement.retire(
-        tenant.id, name_in_path(name), number, author=request.auth.author
+        tenant_of(request.auth),
+        name_in_path(name),
+        number,
+        author=request.auth.author,
+        force=force,
     )
 
 
@@ -141,14 +147,15 @@ async def get_alias(
 )
 async def move_alias(
     request: AuthorizedRequest,
-    aliases: NamedDependency[AliasService],
+    promotion: NamedDependency[Promotion],
     name: FromPath[str],
     alias: FromPath[str],
 ) -> AliasView:
-    """Point an alias at a ready revision. New requests take it at once; running ones finish."""
+    """Point an alias at a ready revision that passes the gates before it. New requests take it at
+    once; running ones finish."""
     body = await read_body(AliasMove, request)
-    return await aliases.move(
-        tenant_of(request.auth).id,
+    return await promotion.move(
+        tenant_of(request.auth),
         name_in_path(name),
         name_in_path(alias),
         body.revision,

@@ -18,14 +18,15 @@ AuthorizedRequest = Request[None, Principal, State]
 """A request behind a guard: `request.auth` is its principal."""
 
 
-def requires(scope: Scope) -> Guard:
-    """A guard that admits keys with `scope`; `request.auth` is the principal from then on."""
+def requires(*scopes: Scope) -> Guard:
+    """A guard that admits keys with one of `scopes`; `request.auth` is the principal from then
+    on."""
 
     async def guard(connection: Connection, _: BaseRouteHandler) -> None:
         keys: KeyService = connection.app.state.assembly.keys
         principal = await keys.authenticate(bearer_key(connection))
-        if scope not in principal.scopes:
-            raise InsufficientScope(f"this key lacks the scope {scope!r}")
+        if principal.scopes.isdisjoint(scopes):
+            raise InsufficientScope(f"this key lacks the scope {' or '.join(map(repr, scopes))}")
         connection.scope["auth"] = principal
 
     return guard

@@ -21,7 +21,7 @@ from polyloom.platform.db.repositories import (
     RouteVersionRepository,
 )
 from polyloom.platform.errors import NotFound
-from polyloom.platform.services.aliases import record_move
+from polyloom.platform.services.aliases import Requirement, record_move
 from polyloom.platform.services.audit import note
 from polyloom.platform.services.blobs import BlobStore
 from polyloom.platform.services.lifecycle import move_to
@@ -32,6 +32,7 @@ from polyloom.platform.services.views import (
     BegunRevision,
     CheckJob,
     FidelityVerdict,
+    PromotionVerdict,
     RevisionContent,
     RevisionView,
     TenantView,
@@ -70,7 +71,7 @@ class AdapterRegistry:
         """Record validated content as the adapter's next revision, in state `checking`.
 
         The adapter is created by its first revision. promote: alias to move once the revision is
-        ready (now, if it is the content of a ready one).
+        ready; content that is a ready one already moves nothing.
         Raises InvalidRequest (names), Conflict (the adapter is called like a base), NotFound (base),
         QuotaExceeded (adapters, storage).
         """
@@ -118,10 +119,19 @@ class AdapterRegistry:
             return _view(row)
 
     async def retire(
-        self, tenant_id: int, adapter: str, number: int, *, author: str
+        self,
+        tenant_id: int,
+        adapter: str,
+        number: int,
+        *,
+        author: str,
+        require: Requirement | None = None,
     ) -> RevisionView:
         """Take a revision out of service for good; running requests finish, the row stays. Retiring
-        twice is one retirement. Raises NotFound.
+        twice is one retirement.
+
+        require: may refuse it, within the transaction and under the lock of the route version.
+        Raises NotFound, and what `require` raises.
 
         Another tenant's revision may have the same content: the engine unloads the digest only when
         `is_live` says no.
@@ -133,6 +143,9 @@ class AdapterRegistry:
                 found = await RevisionRepository(session).numbered(owner.id, number)
             row = _existing(found, adapter, number)
             if row.state != "retired":
+                if require is not None:
+                    await RouteVersionRepository(session).advance()
+                    await require(session)
                 before = row.state
                 move_to(row, "retired", utc(self._clock))
                 await _record_state(session, row, before, author)
@@ -175,7 +188,11 @@ class AdapterRegistry:
             for row in rows:
                 row.claimed_until = now + timedelta(seconds=CLAIM_SECONDS)
             return tuple(
-                CheckJob(_view(row), AdapterSource(row.digest, str(self._blobs.path(row.digest))))
+                CheckJob(
+                    _view(row),
+                    AdapterSource(row.digest, str(self._blobs.path(row.digest))),
+                    row.promote_alias,
+                )
                 for row in rows
             )
 
@@ -187,9 +204,17 @@ class AdapterRegistry:
             if row is not None and row.state == "checking":
                 row.claimed_until = until
 
-    async def settle(self, revision_id: int, verdict: FidelityVerdict) -> RevisionView:
-        """End the check: `ready`, and the alias asked for moves, or `failed`. Raises NotFound;
-        Conflict if the revision is not `checking` any more."""
+    async def settle(
+        self,
+        revision_id: int,
+        verdict: FidelityVerdict,
+        promotion: PromotionVerdict | None = None,
+    ) -> RevisionView:
+        """End the check: `ready`, and the alias asked for moves, or `failed`.
+
+        promotion: whether that alias may move; None: it has no gate.  Raises NotFound; Conflict if
+        the revision is not `checking` any more.
+        """
         now = utc(self._clock)
         async with self._database.write() as session:
             owner = await AdapterRepository(session).lock_of(revision_id)
@@ -201,16 +226,32 @@ class AdapterRegistry:
             row.max_logprob_diff, row.failure = verdict.max_logprob_diff, verdict.failure
             await _record_state(session, row, before, "server")
             if verdict.passed and row.promote_alias is not None:
-                await self._promote(session, owner, row, row.promote_alias)
+                await self._promote(session, owner, row, row.promote_alias, promotion)
             view = _view(row)
         await self._routes_changed()
         return view
 
     async def _promote(
-        self, session: AsyncSession, owner: AdapterRow, row: RevisionRow, alias: str
+        self,
+        session: AsyncSession,
+        owner: AdapterRow,
+        row: RevisionRow,
+        alias: str,
+        promotion: PromotionVerdict | None,
     ) -> None:
         """Checks may end in another order than their uploads came: an alias that points at a newer
-        revision by now stays there."""
+        revision by now stays there. So does one whose gate was not passed."""
+        row.not_promoted = None if promotion is None else _refusal(promotion, alias)
+        if row.not_promoted is not None:
+            note(
+                session,
+                author=row.author,
+                action="alias.refused",
+                target=f"{owner.name}@{alias}",
+                tenant_id=owner.tenant_id,
+                after=row.not_promoted,
+            )
+            return
         present = await AliasRepository(session).named(owner.id, alias)
         if present is not None and present.changes[0].revision.number > row.number:
             return
@@ -244,6 +285,12 @@ async def _record_state(session: AsyncSession, row: RevisionRow, before: str, au
         after=row.state,
     )
     row.adapter.route_version = await RouteVersionRepository(session).advance()
+
+
+def _refusal(promotion: PromotionVerdict, alias: str) -> str | None:
+    if promotion.alias != alias:
+        return f"{alias!r} was asked for when the check was ending: move it now"
+    return promotion.refusal
 
 
 def _existing(row: RevisionRow | None, adapter: str, number: int) -> RevisionRow:

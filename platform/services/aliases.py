@@ -25,6 +25,8 @@ from polyloom.platform.services.rows import alias_change_view, alias_view
 from polyloom.platform.services.views import AliasChangeView, AliasView
 from polyloom.routing.names import is_alias
 
+Requirement = Callable[[AsyncSession], Awaitable[None]]
+
 
 def check_alias(alias: str) -> None:
     """Raises InvalidRequest unless `alias` may be one."""
@@ -33,6 +35,13 @@ def check_alias(alias: str) -> None:
             f"{alias!r} cannot be an alias: letters, digits and ._:/- only, no number and no digest",
             param="alias",
         )
+
+
+def not_ready(number: int, state: str) -> Conflict:
+    """The refusal of an alias on a revision that is not served."""
+    return Conflict(
+        f"revision {number} is {state}: an alias points at a ready one", param="revision"
+    )
 
 
 async def record_move(
@@ -49,10 +58,7 @@ async def record_move(
     """Point `alias` at `revision` within `session`; the adapter must be locked. An alias that points
     there already is left alone, unless it is being rolled back. Raises Conflict."""
     if revision.state != "ready":
-        raise Conflict(
-            f"revision {revision.number} is {revision.state}: an alias points at a ready one",
-            param="revision",
-        )
+        raise not_ready(revision.number, revision.state)
     row = await AliasRepository(session).named(adapter.id, alias)
     present = None if row is None else row.changes[0]
     if row is not None and present is not None:
@@ -109,9 +115,13 @@ class AliasService:
         *,
         author: str,
         reason: str | None = None,
+        require: Requirement | None = None,
     ) -> AliasView:
-        """Point the alias at revision `number`, creating it if need be. Raises InvalidRequest
-        (alias, reason), NotFound, Conflict (the revision is not ready)."""
+        """Point the alias at revision `number`, creating it if need be.
+
+        require: has the last word, within the move's transaction.  Raises InvalidRequest (alias,
+        reason), NotFound, Conflict (the revision is not ready), and what `require` raises.
+        """
         check_alias(alias)
         check_text("reason", reason)
         async with self._database.write() as session:
@@ -119,6 +129,8 @@ class AliasService:
             revision = await RevisionRepository(session).numbered(owner.id, number)
             if revision is None:
                 raise NotFound(f"the adapter {adapter!r} has no revision {number}")
+            if require is not None:
+                await require(session)
             view = await record_move(
                 session,
                 owner,

@@ -12,7 +12,12 @@ from typing import Protocol
 
 from polyloom.platform.errors import Conflict, DeadlineExceeded, Unavailable
 from polyloom.platform.services.adapters import CLAIM_SECONDS, AdapterRegistry
-from polyloom.platform.services.views import CheckJob, FidelityVerdict, RevisionView
+from polyloom.platform.services.views import (
+    CheckJob,
+    FidelityVerdict,
+    PromotionVerdict,
+    RevisionView,
+)
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +31,13 @@ class RevisionCheck(Protocol):
         a verdict of failure."""
 
 
+class PromotionCheck(Protocol):
+    """Whether a revision that passed its check may take the alias that its upload asked for."""
+
+    async def __call__(self, job: CheckJob) -> PromotionVerdict | None:
+        """None if it asked for none."""
+
+
 class RevisionChecker:
     """Claims, checks and settles revisions while it runs."""
 
@@ -35,12 +47,15 @@ class RevisionChecker:
         check: RevisionCheck,
         base_digests: Collection[str],
         *,
+        promotion: PromotionCheck | None = None,
         poll_interval: float = 1.0,
     ) -> None:
-        """base_digests: bases that this process can check against."""
+        """base_digests: bases that this process can check against.  promotion: None: there are no
+        gates."""
         self._registry = registry
         self._check = check
         self._base_digests = tuple(base_digests)
+        self._promotion = promotion
         self._poll_interval = poll_interval
         self._woken = asyncio.Event()
         self._settled = asyncio.Condition()
@@ -98,6 +113,9 @@ class RevisionChecker:
         renewal = asyncio.create_task(self._renew(job.revision.id))
         try:
             verdict = await self._verdict(job)
+            promotion = None
+            if verdict.passed and self._promotion is not None:
+                promotion = await self._promotion(job)
         except (Unavailable, asyncio.CancelledError):
             renewal.cancel()
             await asyncio.shield(self._registry.renew_claim(job.revision.id, 0))
@@ -105,7 +123,7 @@ class RevisionChecker:
         finally:
             renewal.cancel()
         with suppress(Conflict):  # retired or quarantined meanwhile
-            await self._registry.settle(job.revision.id, verdict)
+            await self._registry.settle(job.revision.id, verdict, promotion)
         async with self._settled:
             self._settled.notify_all()
         return True

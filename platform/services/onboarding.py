@@ -19,6 +19,7 @@ from polyloom.platform.generation.tokenizers import TextTokenizer
 from polyloom.platform.services.adapters import AdapterRegistry
 from polyloom.platform.services.blobs import BlobStore
 from polyloom.platform.services.checking import RevisionChecker
+from polyloom.platform.services.promotion import Promotion
 from polyloom.platform.services.views import (
     BegunRevision,
     RevisionContent,
@@ -50,6 +51,7 @@ class Onboarding:
         *,
         registry: AdapterRegistry,
         checker: RevisionChecker,
+        promotion: Promotion,
         blobs: BlobStore,
         base: ServedBase,
         templates: TemplateWorkers,
@@ -58,6 +60,7 @@ class Onboarding:
     ) -> None:
         self._registry = registry
         self._checker = checker
+        self._promotion = promotion
         self._blobs = blobs
         self._base = base
         self._templates = templates
@@ -75,10 +78,12 @@ class Onboarding:
         author: str,
         promote: str | None,
     ) -> BegunRevision:
-        """Receive the body, check it whole and record it as `checking`.
+        """Receive the body, check it whole and record it as `checking`. Content that is a ready
+        revision already is promoted at once.
 
         Raises InvalidAdapterError or TooLargeError (nothing is recorded), InvalidRequest (names),
-        QuotaExceeded, or QueueFull or EngineUnavailable when its template could not be checked now.
+        QuotaExceeded, GateFailed (for content that is ready already), or QueueFull or
+        EngineUnavailable when its template or a gate could not be checked now.
         """
         with self._blobs.staging() as parent, Staging(parent, self._artifact_limits) as staging:
             await receive(staging)
@@ -88,6 +93,10 @@ class Onboarding:
                 tenant, adapter, self._base.layout.digest, content, author=author, promote=promote
             )
         self._checker.wake()
+        if promote is not None and begun.revision.state == "ready":
+            await self._promotion.move(
+                tenant, adapter, promote, begun.revision.number, author=author
+            )
         return begun
 
     async def settled(self, revision: RevisionView) -> RevisionView:

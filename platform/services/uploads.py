@@ -16,8 +16,9 @@ from polyloom.platform.db.repositories import (
     RouteVersionRepository,
     TenantRepository,
 )
+from polyloom.platform.db.route_repositories import RouteRepository
 from polyloom.platform.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded
-from polyloom.platform.services.aliases import check_alias, record_move
+from polyloom.platform.services.aliases import check_alias
 from polyloom.platform.services.audit import note
 from polyloom.platform.services.blobs import BlobStore
 from polyloom.platform.services.rows import revision_view
@@ -56,7 +57,8 @@ async def record_upload(
         revisions = RevisionRepository(session)
         existing = await revisions.live_content(adapter.id, base.id, upload.content.digest)
         if existing is not None:
-            await _promote_existing(session, adapter, existing, upload, now)
+            if upload.promote is not None and existing.state == "checking":
+                existing.promote_alias = upload.promote
             return BegunRevision(revision_view(existing, adapter, base), created=False)
         await _check_storage(revisions, tenant, upload.content)
         adapter.route_version = await RouteVersionRepository(session).advance()
@@ -95,6 +97,9 @@ async def _adapter(
         return row
     if await session.scalar(select(BaseRow.id).where(BaseRow.name == upload.adapter)) is not None:
         raise Conflict(f"{upload.adapter!r} is the name of a base", param="name")
+    route = await RouteRepository(session).named(tenant.id, upload.adapter)
+    if route is not None and route.changes[0].targets:
+        raise Conflict(f"{upload.adapter!r} is the name of a route", param="name")
     held = await session.scalar(
         select(func.count()).select_from(AdapterRow).where(AdapterRow.tenant_id == tenant.id)
     )
@@ -105,21 +110,6 @@ async def _adapter(
     return await adapters.add(
         AdapterRow(tenant=tenant, name=upload.adapter, route_version=0, created_at=now),
     )
-
-
-async def _promote_existing(
-    session: AsyncSession,
-    adapter: AdapterRow,
-    revision: RevisionRow,
-    upload: Upload,
-    now: datetime,
-) -> None:
-    if upload.promote is None:
-        return
-    if revision.state == "ready":
-        await record_move(session, adapter, upload.promote, revision, author=upload.author, now=now)
-    else:
-        revision.promote_alias = upload.promote
 
 
 async def _check_storage(

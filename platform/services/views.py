@@ -159,10 +159,19 @@ class BegunRevision(msgspec.Struct, frozen=True):
 
 
 class CheckJob(msgspec.Struct, frozen=True):
-    """A revision in state `checking`, claimed by this process for its check."""
+    """A revision in state `checking`, claimed by this process for its check. `promote`: the alias to
+    move when it is ready."""
 
     revision: RevisionView
     source: AdapterSource
+    promote: str | None = None
+
+
+class PromotionVerdict(msgspec.Struct, frozen=True):
+    """Whether `alias` may move to a revision that is ready now; `refusal`: why not."""
+
+    alias: str
+    refusal: str | None = None
 
 
 class AliasView(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """The services assembled on a database of each kind, with a clock that tests move."""
 
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,13 +10,18 @@ import pytest
 from polyloom.platform.coordination.announcements import Announcements
 from polyloom.platform.coordination.live_state import LiveState
 from polyloom.platform.db.engine import Database
+from polyloom.platform.generation.golden import GoldenPrompt, GoldenResult
 from polyloom.platform.services.adapters import AdapterRegistry
 from polyloom.platform.services.aliases import AliasService
 from polyloom.platform.services.audit import AuditService
 from polyloom.platform.services.bases import BaseService
 from polyloom.platform.services.blob_keeper import BlobKeeper
 from polyloom.platform.services.blobs import BlobStore
+from polyloom.platform.services.gates import GateService
 from polyloom.platform.services.keys import KeyService
+from polyloom.platform.services.promotion import Promotion
+from polyloom.platform.services.routes import RouteService
+from polyloom.platform.services.shares import ShareService
 from polyloom.platform.services.snapshots import SnapshotService
 from polyloom.platform.services.tenants import TenantService
 from polyloom.platform.services.views import (
@@ -26,6 +31,8 @@ from polyloom.platform.services.views import (
     TenantLimits,
     TenantView,
 )
+from polyloom.routing.request import CacheOwner
+from polyloom.routing.resolver import Resolution
 
 BASE = "sha256:" + "b" * 64
 PASSED = FidelityVerdict(max_logprob_diff=1e-5)
@@ -43,6 +50,26 @@ class Time:
 
     def __call__(self) -> float:
         return self.now
+
+
+class GoldenAnswers:
+    """Candidates that fail a prompt whose name is their label, and note what they were asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, tuple[str, ...]]] = []
+
+    async def __call__(
+        self, tenant: TenantView, candidate: Resolution, prompts: Sequence[GoldenPrompt]
+    ) -> tuple[GoldenResult, ...]:
+        self.asked.append((candidate.label, tuple(p.name for p in prompts)))
+        return tuple(
+            GoldenResult(
+                name=p.name,
+                expected="contains 'yes'" if p.name == candidate.label else None,
+                got="no",
+            )
+            for p in prompts
+        )
 
 
 class Process:
@@ -65,7 +92,16 @@ class Process:
         self.registry = AdapterRegistry(database, self.blobs, changed, clock=self.time)
         self.aliases = AliasService(database, changed, clock=self.time)
         self.audit = AuditService(database)
+        self.golden = GoldenAnswers()
+        self.gates = GateService(database, self.golden, clock=self.time)
+        self.routes = RouteService(database, self.snapshots, self.gates, clock=self.time)
+        self.promotion = Promotion(self.aliases, self.gates, self.snapshots, self.tenants)
+        self.revoked: list[CacheOwner] = []
+        self.shares = ShareService(database, self.snapshots, self._revoke, clock=self.time)
         self.keeper = BlobKeeper(database, self.blobs, self.registry, grace=600.0, clock=self.time)
+
+    async def _revoke(self, owner: CacheOwner, author: str) -> None:
+        self.revoked.append(owner)
 
     async def tenant(self, slug: str = "acme", **limits: int) -> TenantView:
         return await self.tenants.create(slug, TenantLimits(**limits), author="operator")
