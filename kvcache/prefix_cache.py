@@ -189,11 +189,16 @@ class PrefixCache:
 
     def invalidate(self, matches: Callable[[Namespace], bool], cause: InvalidationCause) -> None:
         """Make all blocks of the matching namespaces unreachable, and free those that no running
-        sequence holds; their held prefixes are released."""
+        sequence holds; their held prefixes are released.
+
+        Where their owner may not have them any more, nothing of their text stays either.
+        """
         ended = set(self.index.invalidate(matches, cause))
         for hold, chain in tuple(self._holds.items()):
             if chain[0].epoch in ended:
                 self.release_hold(hold)
+        if cause in ("tenant_purged", "share_revoked"):
+            self._memory.forget(matches)
 
     def check(self) -> None:
         """Raise BlockAccountingError unless nothing is open, and the index and the pool agree."""
@@ -225,6 +230,7 @@ class PrefixCache:
 
     def _hold(self, hold: str, sharing: _Sharing) -> None:
         whole = len(sharing.prompt) // self.block_size
+        self._extend_hashes(sharing, sharing.prompt, len(sharing.prompt))
         chain = self.index.find(sharing.epoch, sharing.hashes[:whole])
         if len(chain) == whole > 0:
             self.index.hold(chain)

@@ -187,7 +187,7 @@ class PrefixIndex:
             worth, used, node = heapq.heappop(self._leaves)
             if node.used != used or not self._evictable(node):
                 continue
-            self._evicted_worth = worth
+            self._evicted_worth = max(self._evicted_worth, worth)
             node.epoch.group.evictions += 1
             self._drop(node)
             self._forget_if_empty(node.epoch)

@@ -4,7 +4,7 @@ An owner's prompts are compared with nobody else's. Prompts, owners and tokens a
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,6 +71,16 @@ class PromptMemory:
             self._drop_oldest(prompts)
             if not prompts:
                 del self._owners[oldest]
+
+    def forget(self, matches: Callable[[Namespace], bool]) -> None:
+        """Drop the prompts of the matching namespaces."""
+        for owner, prompts in tuple(self._owners.items()):
+            for last_hash, prompt in tuple(prompts.items()):
+                if matches(prompt.epoch.namespace):
+                    del prompts[last_hash]
+                    self._num_tokens -= len(prompt.tokens)
+            if not prompts:
+                del self._owners[owner]
 
     def explain(self, epoch: Epoch, tokens: Sequence[int], blocks: int, eligible: int) -> Miss:
         """Why only `blocks` whole blocks of `tokens` were found, of the `eligible` ones."""
