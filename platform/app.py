@@ -12,12 +12,14 @@ from litestar.types import Message, Scope
 
 from polyloom.platform.api.adapters import ADAPTER_ROUTES
 from polyloom.platform.api.admin import ADMIN_ROUTES
+from polyloom.platform.api.cache import CACHE_ROUTES
 from polyloom.platform.api.chat import create_chat_completion
 from polyloom.platform.api.completions import create_completion
 from polyloom.platform.api.models import get_model, list_models
 from polyloom.platform.api.openapi import describe_bodies, openapi_config
 from polyloom.platform.api.operations import OPERATION_ROUTES
 from polyloom.platform.api.paths import EncodedPaths
+from polyloom.platform.api.prefixes import PREFIX_ROUTES
 from polyloom.platform.api.problems import answer_problem
 from polyloom.platform.api.routes import ROUTE_ROUTES
 from polyloom.platform.api.shares import SHARE_ROUTES
@@ -38,6 +40,8 @@ ROUTES = [
     *ROUTE_ROUTES,
     *SHARE_ROUTES,
     *ADMIN_ROUTES,
+    *CACHE_ROUTES,
+    *PREFIX_ROUTES,
     *OPERATION_ROUTES,
 ]
 PROVIDED = (
@@ -46,10 +50,13 @@ PROVIDED = (
     "engine",
     "fleet",
     "gates",
+    "holds",
     "inference",
+    "invalidations",
     "keys",
     "metrics",
     "onboarding",
+    "prefix_accounts",
     "promotion",
     "registry",
     "retirement",

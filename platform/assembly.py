@@ -1,14 +1,12 @@
 """Builds and owns every object of the server; nothing else creates one that lives as long."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import tempfile
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,7 +19,6 @@ from polyloom.platform.coordination.limits import RateLimits
 from polyloom.platform.coordination.live_state import LiveState
 from polyloom.platform.db import migrate
 from polyloom.platform.db.engine import Database
-from polyloom.platform.engine.errors import EngineUnavailableError
 from polyloom.platform.engine.fidelity.client import FidelityValidator
 from polyloom.platform.engine.fidelity.messages import FidelitySettings
 from polyloom.platform.engine.fleet import EngineFleet
@@ -30,9 +27,10 @@ from polyloom.platform.engine.model.layout import base_layout
 from polyloom.platform.engine.model.store import BaseModel, pull
 from polyloom.platform.engine.model.weights import FusedWeights
 from polyloom.platform.engine.pool import EnginePool
-from polyloom.platform.engine.prefix import prompt_chain
 from polyloom.platform.engine.settings import EngineSettings
+from polyloom.platform.generation.cache_observer import CacheObserver
 from polyloom.platform.generation.golden import GoldenRuns
+from polyloom.platform.generation.held_prefixes import HoldPlanner
 from polyloom.platform.generation.inference import Inference
 from polyloom.platform.generation.prompts import PromptFormats, shipped_template
 from polyloom.platform.generation.request_plan import ServedModel
@@ -46,10 +44,15 @@ from polyloom.platform.services.bases import BaseService
 from polyloom.platform.services.blob_keeper import BlobKeeper
 from polyloom.platform.services.blobs import BlobStore
 from polyloom.platform.services.checking import RevisionChecker
+from polyloom.platform.services.engine_presence import EnginePresence
 from polyloom.platform.services.engine_watch import EngineWatch
 from polyloom.platform.services.gates import GateService
+from polyloom.platform.services.invalidations import Invalidations
 from polyloom.platform.services.keys import KeyService
 from polyloom.platform.services.onboarding import Onboarding, ServedBase
+from polyloom.platform.services.prefix_accounts import PrefixAccounts
+from polyloom.platform.services.prefix_holds import PrefixHolds
+from polyloom.platform.services.prefix_records import PrefixRecords
 from polyloom.platform.services.promotion import Promotion
 from polyloom.platform.services.retirement import Retirement
 from polyloom.platform.services.revision_check import FidelityCheck
@@ -62,6 +65,7 @@ from polyloom.platform.settings import GIB, Settings, default_database_url
 from polyloom.platform.telemetry.engine import EngineMetrics
 from polyloom.platform.telemetry.generation import GenerationMetrics
 from polyloom.platform.telemetry.metrics import Metrics
+from polyloom.platform.telemetry.prefix_cache import PrefixCacheMetrics
 from polyloom.routing.request import CacheOwner
 
 log = logging.getLogger(__name__)
@@ -99,6 +103,11 @@ class Assembly:
     usage: UsageService
     audit: AuditService
     inference: Inference
+    presence: EnginePresence
+    invalidations: Invalidations
+    prefix_accounts: PrefixAccounts
+    holds: PrefixHolds
+    server_id: str
     admin_key_file: Path | None = None
 
     def __init__(self, settings: Settings) -> None:
@@ -123,6 +132,7 @@ class Assembly:
             await self._start_registry(stack, base_format)
             await self._start_inference(stack)
             await self._start_checks(stack, base_format)
+            await self._start_prefixes(stack)
             yield self
             log.info("ending")
 
@@ -138,7 +148,8 @@ class Assembly:
         stack.push_async_callback(self.database.close)
         self.live = LiveState(settings.redis_url)
         stack.push_async_callback(self.live.close)
-        self.announcements = Announcements(self.live, uuid.uuid4().hex)
+        self.server_id = uuid.uuid4().hex
+        self.announcements = Announcements(self.live, self.server_id)
         await self.announcements.start()
         stack.push_async_callback(self.announcements.stop)
         key = settings.admin_key
@@ -161,8 +172,7 @@ class Assembly:
         clients = await self.fleet.start()
         stack.push_async_callback(self.fleet.close)
         one = settings[0]
-        chains = partial(prompt_chain, kv_dtype=one.dtype, block_size=one.block_size)
-        self.engine = EnginePool(clients, chains)
+        self.engine = EnginePool(clients, block_size=one.block_size, kv_dtype=one.dtype)
 
     async def _start_registry(self, stack: AsyncExitStack, base_format: ChatTemplate) -> None:
         """Adapters and their routes."""
@@ -179,9 +189,11 @@ class Assembly:
             template_digest=base_format.digest,
             config=(base.folder / "config.json").read_text(),
         )
+        self.invalidations = Invalidations(self.database, self.announcements, self.engine)
+        await self.invalidations.start()
         self.registry = AdapterRegistry(self.database, blobs, changed)
         self.aliases = AliasService(self.database, changed)
-        self.retirement = Retirement(self.registry, self.snapshots, self.engine)
+        self.retirement = Retirement(self.registry, self.snapshots, self.engine, self.invalidations)
         keeper = BlobKeeper(self.database, blobs, self.registry, grace=settings.request_deadline)
         await keeper.start()
         stack.push_async_callback(keeper.stop)
@@ -239,6 +251,9 @@ class Assembly:
         rate_limits = RateLimits(self.live)
         await rate_limits.start()
         stack.push_async_callback(rate_limits.stop)
+        self.presence = EnginePresence(self.engine, self.live, self.server_id)
+        self.presence.start()
+        stack.push_async_callback(self.presence.stop)
         watch = EngineWatch(self.engine, self.retirement)
         watch.start()
         stack.push_async_callback(watch.stop)
@@ -252,13 +267,29 @@ class Assembly:
             rate_limits=rate_limits,
             usage=recorder,
             metrics=GenerationMetrics(meter),
+            cache=CacheObserver(PrefixCacheMetrics(meter, lambda: self.presence.reports)),
             announcements=self.announcements,
             deadline=self.settings.request_deadline,
         )
 
-    async def _empty_cache(self, owner: CacheOwner, _author: str) -> None:
-        with contextlib.suppress(EngineUnavailableError):  # an engine that is away holds nothing
-            await self.engine.invalidate(Invalidate(cause="share_revoked", owner=owner))
+    async def _empty_cache(self, owner: CacheOwner, author: str) -> None:
+        command = Invalidate(cause="share_revoked", owner=owner)
+        await self.invalidations.invalidate(command, author=author)
+
+    async def _start_prefixes(self, stack: AsyncExitStack) -> None:
+        """The accounts of prefix caches, and what is held in them."""
+        self.prefix_accounts = PrefixAccounts(
+            self.engine, PrefixRecords(self.database), self.invalidations, self.snapshots
+        )
+        self.prefix_accounts.start()
+        stack.push_async_callback(self.prefix_accounts.stop)
+        self.holds = PrefixHolds(
+            self.database,
+            self.engine,
+            HoldPlanner(self.inference),
+        )
+        self.holds.start()
+        stack.push_async_callback(self.holds.stop)
 
     def _served(self) -> ServedModel | None:
         welcome = self.engine.welcome

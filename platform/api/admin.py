@@ -12,10 +12,11 @@ from polyloom.platform.api.bodies import read_body
 from polyloom.platform.api.guards import AuthorizedRequest, requires
 from polyloom.platform.api.openapi import json_body
 from polyloom.platform.engine.errors import EngineUnavailableError
-from polyloom.platform.engine.messages import AdapterResidency, Capability, Snapshot
+from polyloom.platform.engine.messages import AdapterResidency, Capability, Invalidate, Snapshot
 from polyloom.platform.engine.pool import EnginePool
 from polyloom.platform.errors import EngineUnavailable
 from polyloom.platform.services.audit import AuditService
+from polyloom.platform.services.invalidations import Invalidations
 from polyloom.platform.services.keys import KeyService
 from polyloom.platform.services.snapshots import SnapshotService
 from polyloom.platform.services.tenants import TenantService
@@ -30,6 +31,7 @@ from polyloom.platform.services.views import (
     UsageRecord,
     UsageTotal,
 )
+from polyloom.routing.request import CacheOwner
 
 ADMIN = [requires("admin")]
 
@@ -149,9 +151,13 @@ async def get_tenant(tenants: NamedDependency[TenantService], slug: FromPath[str
 
 @patch("/admin/tenants/{slug:str}", guards=ADMIN, operation_class=json_body(TenantChange))
 async def change_tenant(
-    request: AuthorizedRequest, tenants: NamedDependency[TenantService], slug: FromPath[str]
+    request: AuthorizedRequest,
+    tenants: NamedDependency[TenantService],
+    invalidations: NamedDependency[Invalidations],
+    slug: FromPath[str],
 ) -> TenantView:
-    """Set a tenant's limits and weight, disable or enable it."""
+    """Set a tenant's limits and weight, disable or enable it. Nothing stays cached of a disabled
+    one."""
     body = await read_body(TenantChange, request)
     author = request.auth.author
     if body.limits is not None:
@@ -160,6 +166,9 @@ async def change_tenant(
         await tenants.set_weight(slug, body.weight, author=author)
     if body.state is not None:
         await tenants.set_state(slug, body.state, author=author)
+    if body.state == "disabled":
+        purge = Invalidate(cause="tenant_purged", owner=CacheOwner("tenant", slug))
+        await invalidations.invalidate(purge, author=author)
     return await tenants.get(slug)
 
 

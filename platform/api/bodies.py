@@ -24,6 +24,17 @@ async def read_body(kind: type[B], request: Request[Any, Any, Any]) -> B:
     return body
 
 
+def decode_as(kind: type[B], raw: msgspec.Raw, param: str) -> B:
+    """A part of a body. Raises InvalidRequest naming the field below `param`."""
+    try:
+        part: B = _decoder(kind).decode(raw)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"{param}: {error}", param=param) from None
+    except RecursionError:
+        raise InvalidRequest(f"{param} is nested too deeply", param=param) from None
+    return part
+
+
 @lru_cache(maxsize=64)
 def _decoder(kind: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind)

@@ -94,6 +94,12 @@ async def plan_call(body: CompletionRequest, target: Target, inference: Inferenc
     return inference.call(target, prompts, choices, plan_stops(body), echo, prompt_only)
 
 
+async def first_prompt(body: CompletionRequest, target: Target) -> Prompt:
+    """Encode the first prompt alone, and check the parameters against the model."""
+    ids = await _encode(prompts_of(body)[0], target)
+    return Prompt(ids, _sampling(body, target, ids))
+
+
 def prompts_of(body: CompletionRequest) -> list[str] | list[list[int]]:
     """`prompt` as a list of prompts. Raises InvalidRequest when there are none, too many, or a
     mixture."""

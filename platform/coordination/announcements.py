@@ -38,8 +38,14 @@ class CancelRequest(msgspec.Struct, frozen=True, tag="cancel"):
     request_id: str
 
 
-Announcement = RoutesChanged | KeysChanged | CancelRequest
-Kind = TypeVar("Kind", RoutesChanged, KeysChanged, CancelRequest)
+class CachesInvalidated(msgspec.Struct, frozen=True, tag="caches"):
+    """The newest invalidation of prefix caches has this number now."""
+
+    newest: int
+
+
+Announcement = RoutesChanged | KeysChanged | CancelRequest | CachesInvalidated
+Kind = TypeVar("Kind", RoutesChanged, KeysChanged, CancelRequest, CachesInvalidated)
 Handler = Callable[[Announcement], Awaitable[None]]
 
 

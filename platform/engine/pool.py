@@ -20,13 +20,12 @@ from polyloom.platform.engine.messages import (
     Tokens,
     Welcome,
 )
+from polyloom.platform.engine.prefix import prompt_chain
 from polyloom.platform.engine.totals import sum_snapshots, sum_statuses
 from polyloom.routing.placement.choice import EngineView, Wish, choose
 from polyloom.routing.request import GenerationRequest
 
 Result = TypeVar("Result")
-Chains = Callable[[GenerationRequest], Sequence[str]]
-"""Hashes of a prompt's whole blocks in its namespace, first to last."""
 
 REMEMBERED = 16_384
 """Of each: blocks lately sent somewhere, and conversations."""
@@ -35,9 +34,11 @@ REMEMBERED = 16_384
 class EnginePool:
     """One object for all engines. Their processes belong to `EngineFleet`."""
 
-    def __init__(self, engines: Sequence[EngineClient], chains: Chains) -> None:
+    def __init__(self, engines: Sequence[EngineClient], *, block_size: int, kv_dtype: str) -> None:
+        """block_size, kv_dtype: as the engines were started with."""
         self.engines = tuple(engines)
-        self._chains = chains
+        self.block_size = block_size
+        self._kv_dtype = kv_dtype
         self._views: Mapping[int, EngineView] = {}
         self._placed: list[OrderedDict[str, int]] = [OrderedDict(), OrderedDict()]
 
@@ -127,7 +128,7 @@ class EnginePool:
 
     def _place(self, request: GenerationRequest) -> int:
         blocks, conversations = self._placed
-        chain = self._chains(request)
+        chain = prompt_chain(request, self._kv_dtype, self.block_size)
         conversation = None
         if request.conversation is not None:
             conversation = f"{request.tenant}/{request.conversation}"

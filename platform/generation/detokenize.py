@@ -42,3 +42,8 @@ def decode(tokenizer: TextTokenizer, ids: Iterable[int]) -> str:
     """The whole text of `ids`."""
     detokenizer = IncrementalDetokenizer(tokenizer)
     return "".join([*map(detokenizer.push, ids), detokenizer.finish()])
+
+
+def rendered(tokenizer: TextTokenizer, ids: Iterable[int]) -> str:
+    """The text that `ids` were made of, special tokens written out."""
+    return b"".join(map(tokenizer.token_bytes, ids)).decode(errors="replace")

@@ -13,6 +13,7 @@ import msgspec
 from polyloom.platform.coordination.announcements import Announcements, CancelRequest
 from polyloom.platform.coordination.limits import RateLimits
 from polyloom.platform.errors import EngineUnavailable
+from polyloom.platform.generation.cache_observer import CacheObserver
 from polyloom.platform.generation.prompts import PromptFormats
 from polyloom.platform.generation.request_plan import ServedModel
 from polyloom.platform.generation.run import ChoiceDelta, GenerationRun, RunPlan, SequenceEngine
@@ -95,6 +96,7 @@ class InferenceCall:
         record = self._usage(failure)
         self._inference.usage.record(record)
         self._inference.metrics.record(tenant=self.target.tenant.slug, usage=record)
+        self._inference.cache.record(self.target, self.run.totals.cache, record.created_at)
 
     def _usage(self, failure: BaseException | None) -> UsageRecord:
         target, totals = self.target, self.run.totals
@@ -151,6 +153,7 @@ class Inference:
         rate_limits: RateLimits,
         usage: UsageRecorder,
         metrics: GenerationMetrics,
+        cache: CacheObserver,
         announcements: Announcements,
         deadline: float,
     ) -> None:
@@ -158,6 +161,7 @@ class Inference:
         self.rate_limits = rate_limits
         self.usage = usage
         self.metrics = metrics
+        self.cache = cache
         self.deadline = deadline
         self.running: dict[str, InferenceCall] = {}
         self._routes = routes

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from polyloom.platform.engine.errors import EngineError, EngineUnavailableError
-from polyloom.platform.engine.messages import Finished, TokenLogprob, Tokens
+from polyloom.platform.engine.messages import CacheOutcome, Finished, TokenLogprob, Tokens
 from polyloom.platform.generation.output_text import OutputText, TextToken
 from polyloom.platform.generation.refusals import of_end, of_engine
 from polyloom.platform.generation.tokenizers import TextTokenizer
@@ -73,6 +73,7 @@ class RunTotals:
     first_token: float | None = None
     finished: float = 0.0
     finish_reasons: list[str] = field(default_factory=list)
+    cache: list[tuple[GenerationRequest, CacheOutcome]] = field(default_factory=list)
 
 
 class _Choice:
@@ -216,6 +217,8 @@ class GenerationRun:
         self.totals.finish_reasons.append("cancelled")
 
     def _end(self, choice: _Choice, event: Finished) -> ChoiceDelta | None:
+        if event.cache is not None:
+            self.totals.cache.append((choice.request, event.cache))
         if event.reason in ("error", "deadline"):
             raise of_end(event)
         totals, timings = self.totals, event.timings

@@ -5,7 +5,6 @@ import contextlib
 import os
 import random
 import signal
-from functools import partial
 
 import msgspec
 import numpy as np
@@ -16,13 +15,11 @@ from polyloom.platform.engine.errors import EngineUnavailableError
 from polyloom.platform.engine.fleet import EngineFleet
 from polyloom.platform.engine.messages import Finished, Invalidate
 from polyloom.platform.engine.pool import EnginePool
-from polyloom.platform.engine.prefix import prompt_chain
 from polyloom.platform.engine.supervisor import EngineState
 from polyloom.platform.services.engine_presence import EnginePresence
 from polyloom.routing.request import CacheOwner, CacheScope
 
 BLOCK = 16
-CHAINS = partial(prompt_chain, kv_dtype="float32", block_size=BLOCK)
 OWNER = CacheOwner("tenant", "acme")
 
 
@@ -60,7 +57,7 @@ async def fleet(settings_factory, tmp_path_factory):
 
 
 async def test_two_engines_share_work_by_prefix(fleet, request_factory) -> None:
-    pool = EnginePool(fleet.clients, CHAINS)
+    pool = EnginePool(fleet.clients, block_size=BLOCK, kv_dtype="float32")
     await _prefixes_gather(pool, request_factory)
     await _a_second_process_finds_them(fleet, request_factory)
     await _conversations_stay(pool, request_factory)
@@ -97,7 +94,7 @@ async def _prefixes_gather(pool, request_factory) -> None:
 
 async def _a_second_process_finds_them(fleet, request_factory) -> None:
     """It has placed nothing itself: what it knows comes from the live state."""
-    other, live = EnginePool(fleet.clients, CHAINS), LiveState()
+    other, live = EnginePool(fleet.clients, block_size=BLOCK, kv_dtype="float32"), LiveState()
     presence = EnginePresence(other, live, "server")
     await presence.beat()
     summaries = await presence.summaries()
