@@ -26,6 +26,8 @@ from polyloom.platform.errors import DatabaseUnavailable
 
 SQLITE_BUSY_SECONDS = 30.0
 CONNECT_SECONDS = 10.0
+STATEMENT_SECONDS = 30.0
+"""A database that has said nothing for so long has lost the connection."""
 
 
 def async_url(url: str) -> URL:
@@ -42,8 +44,11 @@ def async_url(url: str) -> URL:
     return parsed.set(drivername=drivers[backend])
 
 
-def create_engine(url: str) -> AsyncEngine:
-    """An engine for `url`, with the settings each database needs to be safe under concurrency."""
+def create_engine(url: str, *, statement_seconds: float | None = None) -> AsyncEngine:
+    """An engine for `url`, with the settings each database needs to be safe under concurrency.
+
+    statement_seconds: the longest that PostgreSQL may take for a statement; None for any time.
+    """
     parsed = async_url(url)
     if parsed.get_backend_name() == "postgresql":
         return create_async_engine(
@@ -51,7 +56,7 @@ def create_engine(url: str) -> AsyncEngine:
             pool_size=10,
             max_overflow=20,
             pool_pre_ping=True,
-            connect_args={"timeout": CONNECT_SECONDS},
+            connect_args={"timeout": CONNECT_SECONDS, "command_timeout": statement_seconds},
         )
     if parsed.database and parsed.database != ":memory:":
         Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +103,7 @@ class Database:
 
     def __init__(self, url: str) -> None:
         """url: as `async_url` takes it. Raises ValueError for another kind of database."""
-        self.engine = create_engine(url)
+        self.engine = create_engine(url, statement_seconds=STATEMENT_SECONDS)
         reading = self.engine
         if self.engine.dialect.name == "postgresql":
             reading = self.engine.execution_options(
@@ -151,6 +156,8 @@ def _translated_errors() -> Generator[None]:
     """
     try:
         yield
+    except TimeoutError as error:
+        raise DatabaseUnavailable("the database does not answer in time") from error
     except SQLAlchemyError as error:
         task = asyncio.current_task()
         if task is not None and task.cancelling():

@@ -1,12 +1,15 @@
 """API keys: issued once, kept as hashes, revoked at once.
 
 A key that was accepted is remembered for `CACHE_SECONDS`, so even a process that hears no
-announcement honours a revocation within that time.
+announcement honours a revocation within that time. Only while the database does not answer is it
+believed for longer, up to `OUTAGE_SECONDS`: nobody can revoke it then either.
 """
 
+import asyncio
 import hashlib
 import hmac
 import logging
+import math
 import secrets
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -29,6 +32,10 @@ from polyloom.platform.services.views import IssuedKey, KeyView, Principal, Scop
 log = logging.getLogger(__name__)
 
 CACHE_SECONDS = 1.0
+OUTAGE_SECONDS = 60.0
+PATIENCE_SECONDS = 1.0
+"""For a database that must confirm what is believed; what is not believed waits `LOAD_SECONDS`."""
+LOAD_SECONDS = 5.0
 CACHE_SIZE = 10_000
 LAST_USED_STEP = timedelta(minutes=1)
 PREFIX_LENGTH = 12
@@ -37,8 +44,18 @@ OPERATOR = Principal(scopes=frozenset({"admin"}), tenant=None, key_id=None)
 
 @dataclass(frozen=True)
 class _Cached:
+    """confirmed: when the record said so.  expires: the key's own end."""
+
     principal: Principal
-    until: float
+    confirmed: float
+    expires: float
+
+    def fresh(self, now: float) -> bool:
+        return now < min(self.confirmed + CACHE_SECONDS, self.expires)
+
+    def believed(self, now: float) -> bool:
+        """While the database is away."""
+        return now < min(self.confirmed + OUTAGE_SECONDS, self.expires)
 
 
 class KeyService:
@@ -59,6 +76,8 @@ class KeyService:
         self._clock = clock
         self._cache: dict[str, _Cached] = {}
         self._epoch = 0
+        self._loading: dict[str, asyncio.Task[Principal]] = {}
+        self._away_until = 0.0
         announcements.subscribe(KeysChanged, self._forget)
 
     async def issue(
@@ -135,11 +154,38 @@ class KeyService:
         key_hash = _hash(key)
         if self._admin_hash is not None and hmac.compare_digest(key_hash, self._admin_hash):
             return OPERATOR
-        now = self._clock()
         cached = self._cache.get(key_hash)
-        if cached is not None and now < cached.until:
+        if cached is not None and cached.fresh(self._clock()):
             return cached.principal
-        return await self._load(key_hash)
+        try:
+            return await self._confirmed(key_hash, None if cached is None else cached.principal)
+        except DatabaseUnavailable:
+            cached = self._cache.get(key_hash)
+            if cached is None or not cached.believed(self._clock()):
+                raise
+            self._away_until = self._clock() + CACHE_SECONDS
+            return cached.principal
+
+    async def _confirmed(self, key_hash: str, believed: Principal | None) -> Principal:
+        """What the record says; asked once for all who wait. Raises DatabaseUnavailable also for an
+        answer that takes too long: it is remembered when it comes."""
+        task = self._loading.get(key_hash)
+        if task is None:
+            task = self._loading[key_hash] = asyncio.create_task(self._load(key_hash))
+            task.add_done_callback(lambda done: self._loaded(key_hash, done))
+        patience = LOAD_SECONDS if believed is None else PATIENCE_SECONDS
+        if believed is not None and self._clock() < self._away_until:
+            patience = 0.0
+        done, _ = await asyncio.wait((task,), timeout=patience)
+        if not done:
+            raise DatabaseUnavailable("the database does not answer")
+        return task.result()
+
+    def _loaded(self, key_hash: str, task: asyncio.Task[Principal]) -> None:
+        if self._loading.get(key_hash) is task:
+            del self._loading[key_hash]
+        if not task.cancelled():
+            task.exception()  # who waits sees it; who gave up does not
 
     async def _load(self, key_hash: str) -> Principal:
         epoch, now = self._epoch, utc(self._clock)
@@ -153,11 +199,9 @@ class KeyService:
             tenant=tenant_view(row.tenant),
             key_id=row.id,
         )
-        until = now.timestamp() + CACHE_SECONDS
-        if row.expires_at is not None:
-            until = min(until, row.expires_at.timestamp())
+        expires = math.inf if row.expires_at is None else row.expires_at.timestamp()
         if epoch == self._epoch:
-            self._remember(key_hash, _Cached(principal, until))
+            self._remember(key_hash, _Cached(principal, now.timestamp(), expires))
         if row.last_used_at is None or now - row.last_used_at >= LAST_USED_STEP:
             await self._mark_used(row.id, now)
         return principal
@@ -176,8 +220,9 @@ class KeyService:
             log.warning("could not note the use of key %d", key_id)
 
     async def _forget(self, _announcement: KeysChanged) -> None:
-        """The epoch keeps a load that began before the change from being remembered after it."""
+        """A load that began before the change is neither waited for nor remembered after it."""
         self._epoch += 1
+        self._loading.clear()
         self._cache.clear()
 
 

@@ -13,6 +13,7 @@ from polyloom.platform.coordination.announcements import Announcements
 from polyloom.platform.coordination.limits import RateLimits
 from polyloom.platform.coordination.live_state import LiveState
 from polyloom.platform.engine.messages import Finished, Timings, Tokens
+from polyloom.platform.generation.cache_observer import CacheObserver
 from polyloom.platform.generation.inference import Inference
 from polyloom.platform.generation.prompts import PromptFormats
 from polyloom.platform.generation.request_plan import ServedModel
@@ -21,6 +22,7 @@ from polyloom.platform.generation.tokenizers import TokenizerCache
 from polyloom.platform.services.views import Principal, TenantLimits, TenantView, UsageRecord
 from polyloom.platform.telemetry.generation import GenerationMetrics
 from polyloom.platform.telemetry.metrics import Metrics
+from polyloom.platform.telemetry.prefix_cache import PrefixCacheMetrics
 from polyloom.routing.request import GenerationRequest
 from polyloom.routing.snapshot import BaseEntry, RouteSnapshot
 
@@ -118,6 +120,7 @@ async def test_five_hundred_idle_streams_end_without_a_trace(tiny_llama_folder: 
         rate_limits=RateLimits(live),
         usage=ledger,  # type: ignore[arg-type]
         metrics=GenerationMetrics(metrics.meter),
+        cache=CacheObserver(PrefixCacheMetrics(metrics.meter, dict)),
         announcements=Announcements(live, "test"),
         deadline=600,
     )

@@ -2,20 +2,29 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from polyloom.platform.clock import utc
-from polyloom.platform.coordination.announcements import Announcements
+from polyloom.platform.coordination.announcements import Announcements, KeysChanged
 from polyloom.platform.coordination.live_state import LiveState
 from polyloom.platform.db.engine import Database
 from polyloom.platform.db.models import ApiKeyRow
-from polyloom.platform.errors import Conflict, InvalidApiKey, InvalidRequest, NotFound
-from polyloom.platform.services.keys import KeyService
+from polyloom.platform.errors import (
+    Conflict,
+    DatabaseUnavailable,
+    InvalidApiKey,
+    InvalidRequest,
+    NotFound,
+)
+from polyloom.platform.services import keys
+from polyloom.platform.services.keys import OUTAGE_SECONDS, KeyService
 from polyloom.platform.services.views import TenantLimits
 
 if TYPE_CHECKING:
@@ -236,3 +245,73 @@ async def test_a_tenants_weight_is_bounded_changed_and_audited(process: "Process
     for weight in (0.0, -1.0, 101.0, float("nan")):
         with pytest.raises(InvalidRequest, match="weight|between"):
             await process.tenants.set_weight("acme", weight, author="operator")
+
+
+async def test_a_known_key_is_believed_while_the_database_is_away(
+    process: "Process", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await process.tenant()
+    key = await issue(process)
+    known = await process.keys.authenticate(key)
+    unknown = await issue(process)
+
+    @asynccontextmanager
+    async def away() -> AsyncIterator[None]:
+        raise DatabaseUnavailable("gone")
+        yield
+
+    monkeypatch.setattr(process.database, "read", away)
+    process.time.now += 2
+    assert await process.keys.authenticate(key) == known
+    with pytest.raises(DatabaseUnavailable):
+        await process.keys.authenticate(unknown)
+    process.time.now += OUTAGE_SECONDS
+    with pytest.raises(DatabaseUnavailable):
+        await process.keys.authenticate(key)
+
+
+async def test_a_hanging_database_delays_a_known_key_once_and_is_asked_once(
+    process: "Process", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await process.tenant()
+    key = await issue(process)
+    await process.keys.authenticate(key)
+    back, asked, read = asyncio.Event(), 0, process.database.read
+
+    @asynccontextmanager
+    async def hanging() -> AsyncIterator[AsyncSession]:
+        nonlocal asked
+        asked += 1
+        await back.wait()
+        async with read() as session:
+            yield session
+
+    monkeypatch.setattr(process.database, "read", hanging)
+    monkeypatch.setattr(keys, "PATIENCE_SECONDS", 0.05)
+    process.time.now += 2
+    await asyncio.gather(*(process.keys.authenticate(key) for _ in range(20)))
+    assert asked == 1
+    monkeypatch.undo()
+    back.set()
+    await process.keys.revoke("acme", 1, author="operator")
+    process.time.now += 2
+    with pytest.raises(InvalidApiKey):
+        await process.keys.authenticate(key)
+
+
+async def test_a_revocation_that_is_heard_of_ends_belief_at_once(
+    process: "Process", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await process.tenant()
+    key = await issue(process)
+    await process.keys.authenticate(key)
+    await process.announcements.publish(KeysChanged())
+
+    @asynccontextmanager
+    async def away() -> AsyncIterator[None]:
+        raise DatabaseUnavailable("gone")
+        yield
+
+    monkeypatch.setattr(process.database, "read", away)
+    with pytest.raises(DatabaseUnavailable):
+        await process.keys.authenticate(key)
