@@ -38,6 +38,9 @@ from polyloom.platform.engine.model.weights import FusedWeights
 from polyloom.platform.engine.prefix import EnginePrefixCache
 from polyloom.platform.engine.runner import ModelRunner
 from polyloom.platform.engine.settings import EngineSettings
+from polyloom.platform.engine.speculation.drafter import Drafter
+from polyloom.platform.engine.speculation.ngram import NgramDrafter
+from polyloom.platform.engine.speculation.speculator import Speculator
 from polyloom.platform.engine.step import Engine
 from polyloom.routing.scheduler.batcher import Batcher
 from polyloom.routing.scheduler.config import SchedulerConfig
@@ -99,16 +102,31 @@ def build_engine(settings: EngineSettings) -> Engine:
     scheduler, block_pool = _scheduler_config(settings, config, cache), BlockPool(cache.num_blocks)
     prefix_cache = _prefix_cache(settings, cache, block_pool, storage, scheduler.max_model_len)
     blocks = KVCacheManager(block_pool, cache.block_size, prefix_cache)
+    speculator = Speculator(_drafters(settings), blocks, settings.token_budget)
     return Engine(
         Admission(settings.base_digest, config.vocab_size),
         Batcher(scheduler, blocks, residency),
-        ModelRunner(decoder, attention, lora_layers, residency, blocks, cache.block_size, device),
+        ModelRunner(
+            decoder,
+            attention,
+            lora_layers,
+            residency,
+            blocks,
+            cache.block_size,
+            device,
+            keeps_hidden=speculator.needs_hidden,
+        ),
         blocks,
         EnginePrefixCache(prefix_cache, settings.dtype, capabilities),
+        speculator,
         pages,
         residency,
         capabilities,
     )
+
+
+def _drafters(settings: EngineSettings) -> list[Drafter]:
+    return [NgramDrafter() for name in settings.drafters if name == "ngram"]
 
 
 def _implementation(settings: EngineSettings) -> Literal["reference", "cpu"]:

@@ -80,6 +80,10 @@ class GetCacheReport(msgspec.Struct, frozen=True, tag="get_cache_report"):
     """Ask for `CacheReport`."""
 
 
+class GetSpeculationReport(msgspec.Struct, frozen=True, tag="get_speculation_report"):
+    """Ask for `SpeculationReport`."""
+
+
 Command = (
     Hello
     | Submit
@@ -90,6 +94,7 @@ Command = (
     | ReleasePrefix
     | Invalidate
     | GetCacheReport
+    | GetSpeculationReport
 )
 
 
@@ -182,6 +187,7 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     stop_token: the id that ended it when reason is `stop`.  completion_tokens counts it.
     error: what went wrong when reason is `error`.
     cache: None if the request shares no blocks.
+    accepted_tokens, rejected_tokens: drafted ones that were the target's own, and that were not.
     """
 
     sequence_id: str
@@ -194,6 +200,8 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     error_code: str | None = None
     error: str | None = None
     cache: CacheOutcome | None = None
+    accepted_tokens: int = 0
+    rejected_tokens: int = 0
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -324,7 +332,53 @@ class CacheReport(msgspec.Struct, frozen=True, kw_only=True, tag="cache_report")
     cross_namespace_hits: int
 
 
-Event = Tokens | Finished | Refused | Welcome | Status | Snapshot | CacheReport
+class SpeculationLine(msgspec.Struct, frozen=True, kw_only=True):
+    """What drafts brought and cost for one kind of request, since this engine process started.
+
+    revision: digest of an adapter's revision, None for the base alone.  domain: a request's label,
+    or its route.  temperature: `greedy` (0), `low` (to 0.5), `medium` (to 1) or `high`.
+    steps, steps_at_zero: of its sequences, with a draft of this drafter and without.
+    drafted, accepted: tokens.  proposals_by_length[i]: verified drafts of i tokens;
+    accepted_by_position[i]: accepted tokens at place i of their draft; accepted_lengths[i]: drafts
+    of which i tokens were accepted.  draft_seconds: in the drafter.  verify_seconds: what drafted
+    rows added to steps; decode_seconds: the rest of them, the sequences' shares.
+    rejected_seconds: of drafting and verifying what was rejected.  margin: by how much, as a share,
+    the last draft's step was expected to beat one without drafts.  decision: the last length.
+    """
+
+    revision: str | None
+    drafter: str
+    domain: str
+    temperature: Literal["greedy", "low", "medium", "high"]
+    steps: int
+    steps_at_zero: int
+    drafted: int
+    accepted: int
+    proposals_by_length: tuple[int, ...]
+    accepted_by_position: tuple[int, ...]
+    accepted_lengths: tuple[int, ...]
+    draft_seconds: float
+    verify_seconds: float
+    decode_seconds: float
+    rejected_seconds: float
+    margin: float
+    decision: int
+
+
+class SpeculationReport(msgspec.Struct, frozen=True, kw_only=True, tag="speculation_report"):
+    """Speculation of one engine process.
+
+    controller_seconds: spent choosing drafts and learning from them, drafters not included.
+    step_seconds: of the steps in which drafts were possible, drafters included.
+    """
+
+    drafters: tuple[str, ...]
+    lines: tuple[SpeculationLine, ...]
+    controller_seconds: float
+    step_seconds: float
+
+
+Event = Tokens | Finished | Refused | Welcome | Status | Snapshot | CacheReport | SpeculationReport
 
 
 class Events(msgspec.Struct, frozen=True):

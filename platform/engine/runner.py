@@ -1,7 +1,7 @@
 """Runs a step plan on the device: packs tokens, calls the decoder, samples the rows that need it."""
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,7 +16,8 @@ from polyloom.kvcache.manager import KVCacheManager
 from polyloom.platform.engine.errors import SamplingError
 from polyloom.platform.engine.messages import TokenLogprob
 from polyloom.platform.engine.model.decoder import Decoder
-from polyloom.platform.engine.sampler import SampledToken, sample, token_logprob
+from polyloom.platform.engine.sampler import SampledToken, token_logprob
+from polyloom.platform.engine.speculation.verification import verify
 from polyloom.routing.scheduler.batch import ScheduledSequence, StepPlan
 
 
@@ -24,13 +25,16 @@ from polyloom.routing.scheduler.batch import ScheduledSequence, StepPlan
 class RowResult:
     """What a step brought for one scheduled sequence.
 
-    sampled: None while its prefill goes on.  prompt_logprobs: of the prompt tokens that follow
-    this step's rows.  error: why no token could be chosen.
+    sampled: none while its prefill goes on; of a draft, the accepted tokens and the one after them.
+    prompt_logprobs: of the prompt tokens that follow this step's rows.  error: why no token could
+    be chosen after `sampled`.  hidden: `[hidden]`, the state that the last of `sampled` was read
+    from, where somebody wants it.
     """
 
-    sampled: SampledToken | None = None
+    sampled: tuple[SampledToken, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     error: SamplingError | None = None
+    hidden: torch.Tensor | None = None
 
 
 class ModelRunner:
@@ -45,7 +49,10 @@ class ModelRunner:
         blocks: KVCacheManager,
         block_size: int,
         device: torch.device,
+        *,
+        keeps_hidden: bool,
     ) -> None:
+        """keeps_hidden: results have `hidden`."""
         self._decoder = decoder
         self._attention = attention
         self._lora_layers = lora_layers
@@ -53,15 +60,12 @@ class ModelRunner:
         self._blocks = blocks
         self._block_size = block_size
         self._device = device
+        self._keeps_hidden = keeps_hidden
 
     def run(self, plan: StepPlan) -> list[RowResult]:
         """One forward over the plan's tokens; a result for each scheduled sequence, in order."""
         batch = self._attention_batch(plan)
-        tokens = [
-            token
-            for item in plan.scheduled
-            for token in item.sequence.tokens[item.start : item.start + item.num_tokens]
-        ]
+        tokens = [token for item in plan.scheduled for token in item.token_ids]
         hidden = self._decoder.forward(
             torch.tensor(tokens, device=self._device),
             batch,
@@ -88,7 +92,11 @@ class ModelRunner:
         host = logits.float().cpu().numpy()
         results, first = [], 0
         for item, count in zip(plan.scheduled, counts, strict=True):
-            results.append(_read(item, host[first : first + count]))
+            result = _read(item, host[first : first + count])
+            if self._keeps_hidden and result.sampled:
+                last = first + count - 1 - len(item.draft) + len(result.sampled) - 1
+                result = replace(result, hidden=hidden[last])
+            results.append(result)
             first += count
         return results
 
@@ -143,7 +151,7 @@ def _rows_needed(item: ScheduledSequence) -> int:
     prompt_rows = _prompt_rows(item)
     if prompt_rows:
         return item.start + item.num_tokens - prompt_rows.start
-    return 1 if item.samples else 0
+    return 1 + len(item.draft) if item.samples else 0
 
 
 def _read(item: ScheduledSequence, logits: NDArray[np.float32]) -> RowResult:
@@ -159,8 +167,11 @@ def _read(item: ScheduledSequence, logits: NDArray[np.float32]) -> RowResult:
         prompt_logprobs.append(token_logprob(logits[position - first], token, alternatives))
     if not item.samples:
         return RowResult(prompt_logprobs=tuple(prompt_logprobs))
-    try:
-        sampled = sample(logits[-1], sampling, sequence.tokens, sequence.prompt_len)
-    except SamplingError as error:
-        return RowResult(error=error)
-    return RowResult(sampled, tuple(prompt_logprobs))
+    verified = verify(
+        logits[len(logits) - 1 - len(item.draft) :],
+        sampling,
+        sequence.tokens,
+        sequence.prompt_len,
+        item.draft,
+    )
+    return RowResult(verified.tokens, tuple(prompt_logprobs), verified.error)

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+DrafterName = Literal["ngram"]
+
 _MAX_SOCKET_PATH = 103  # bytes of sockaddr_un.sun_path, less ZeroMQ's and the terminator
 
 
@@ -19,6 +21,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     itl_target: seconds between two tokens of an answer that chunks of prompts are sized for.
     implementation: `reference` forces plain torch everywhere.
     prefix_cache: reuse K and V of prompts that begin alike; off, nothing is looked up or kept.
+    drafters: who may guess next tokens, where that pays; none: every token takes a step.
     """
 
     model_folder: str
@@ -39,6 +42,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     itl_target: float = 0.1
     implementation: Literal["auto", "reference"] = "auto"
     prefix_cache: bool = True
+    drafters: tuple[DrafterName, ...] = ("ngram",)
 
     def __post_init__(self) -> None:
         for name in (

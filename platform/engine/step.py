@@ -28,13 +28,14 @@ from polyloom.platform.engine.messages import (
     Invalidate,
     Refused,
     Snapshot,
+    SpeculationReport,
     Status,
     Timings,
     Tokens,
 )
 from polyloom.platform.engine.prefix import EnginePrefixCache
 from polyloom.platform.engine.runner import ModelRunner, RowResult
-from polyloom.platform.engine.sampler import SampledToken
+from polyloom.platform.engine.speculation.speculator import Speculator
 from polyloom.routing.request import GenerationRequest
 from polyloom.routing.scheduler.batch import ScheduledSequence, StepPlan
 from polyloom.routing.scheduler.batcher import Batcher
@@ -61,6 +62,7 @@ class Engine:
         runner: ModelRunner,
         blocks: KVCacheManager,
         prefix_cache: EnginePrefixCache,
+        speculator: Speculator,
         pages: AdapterPages,
         residency: Residency,
         capabilities: Capabilities,
@@ -72,6 +74,7 @@ class Engine:
         self._runner = runner
         self._blocks = blocks
         self._prefix_cache = prefix_cache
+        self._speculator = speculator
         self._pages = pages
         self._residency = residency
         self._capabilities = capabilities
@@ -132,6 +135,10 @@ class Engine:
         """What the prefix cache did and holds."""
         return self._prefix_cache.report()
 
+    def speculation_report(self) -> SpeculationReport:
+        """What drafts brought and cost."""
+        return self._speculator.report()
+
     def drain(self) -> None:
         """Take no new sequences."""
         self._draining = True
@@ -149,6 +156,7 @@ class Engine:
         plan = self._batcher.plan(started)
         events += [self._adapter_failed(f.sequence, f.error) for f in plan.failed]
         if plan.scheduled:
+            plan = self._speculator.extend(plan)
             events += self._run(plan)
             self._ran(plan, time.monotonic() - started)
         return events
@@ -233,6 +241,7 @@ class Engine:
         self._residency.close()
 
     def _run(self, plan: StepPlan) -> list[Event]:
+        started = time.monotonic()
         try:
             results = self._runner.run(plan)
         except Exception as error:  # whatever the device raises: nothing else can be told apart
@@ -244,10 +253,13 @@ class Engine:
                 for sequence in self._batcher.running()
             ]
         self._failed_in_a_row = 0
+        for item, result in zip(plan.scheduled, results, strict=True):
+            self._take(item, result)
         self._batcher.commit(plan)
         events: list[Event] = []
         for item, result in zip(plan.scheduled, results, strict=True):
             events += self._advance(item, result)
+        self._speculator.ran(plan, time.monotonic() - started)
         return events
 
     def _ran(self, plan: StepPlan, seconds: float) -> None:
@@ -257,37 +269,36 @@ class Engine:
         if 2 * prompt_tokens > plan.num_tokens:
             self._prefix_cache.prefilled(plan.num_tokens, seconds)
 
+    def _take(self, item: ScheduledSequence, result: RowResult) -> None:
+        """Let the tokens that came out be the sequence's."""
+        sequence, sampled = item.sequence, result.sampled
+        self._speculator.verified(item, sampled, result.hidden)
+        if sampled and sequence.first_token_at is None:
+            sequence.first_token_at = time.monotonic()
+        self.counters.generated_tokens += len(sampled)
+        sequence.tokens += [token.token_id for token in sampled]
+
     def _advance(self, item: ScheduledSequence, result: RowResult) -> list[Event]:
         """What one sequence's result means for it."""
-        sequence = item.sequence
+        sequence, sampled, stop_token = item.sequence, result.sampled, None
+        sequence.prompt_logprobs_sent += len(result.prompt_logprobs)
+        if sampled and sampled[-1].token_id in sequence.request.sampling.stop_token_ids:
+            stop_token, sampled = sampled[-1].token_id, sampled[:-1]
+        events: list[Event] = []
+        if sampled or result.prompt_logprobs:
+            token_ids = tuple(token.token_id for token in sampled)
+            logprobs = tuple(token.logprob for token in sampled if token.logprob is not None)
+            events.append(Tokens(sequence.sequence_id, token_ids, logprobs, result.prompt_logprobs))
         if result.error is not None:
             message = str(result.error)
-            return [self._finish(sequence, "error", error_code="sampling_failed", error=message)]
-        sequence.prompt_logprobs_sent += len(result.prompt_logprobs)
-        stop_token = self._take(sequence, result.sampled)
-        events: list[Event] = []
-        if result.sampled is not None and stop_token is None:
-            token_ids, entry = (result.sampled.token_id,), result.sampled.logprob
-            logprobs = () if entry is None else (entry,)
-            events.append(Tokens(sequence.sequence_id, token_ids, logprobs, result.prompt_logprobs))
-        elif result.prompt_logprobs:
-            events.append(Tokens(sequence.sequence_id, (), (), result.prompt_logprobs))
-        if stop_token is not None:
+            events.append(
+                self._finish(sequence, "error", error_code="sampling_failed", error=message)
+            )
+        elif stop_token is not None:
             events.append(self._finish(sequence, "stop", stop_token=stop_token))
         elif sequence.output_len == sequence.request.sampling.max_tokens and item.completes:
             events.append(self._finish(sequence, "length"))
         return events
-
-    def _take(self, sequence: Sequence, sampled: SampledToken | None) -> int | None:
-        """Append a sampled token; its id if it is one that ends the sequence."""
-        if sampled is None:
-            return None
-        if sequence.first_token_at is None:
-            sequence.first_token_at = time.monotonic()
-        self.counters.generated_tokens += 1
-        sequence.tokens.append(sampled.token_id)
-        stops = sequence.request.sampling.stop_token_ids
-        return sampled.token_id if sampled.token_id in stops else None
 
     def _adapter_failed(self, sequence: Sequence, error: AdapterError) -> Finished:
         codes = {CorruptAdapterError: "adapter_corrupt", AdapterTooLargeError: INVALID_ADAPTER}
@@ -320,6 +331,7 @@ class Engine:
     ) -> Finished:
         now, arrival, first = time.monotonic(), sequence.arrival, sequence.first_token_at
         outcome = self._prefix_cache.close(sequence.sequence_id)
+        drafts = self._speculator.close(sequence.sequence_id)
         return Finished(
             sequence_id=sequence.sequence_id,
             reason=reason,
@@ -337,4 +349,6 @@ class Engine:
             error_code=error_code,
             error=error,
             cache=outcome,
+            accepted_tokens=drafts.accepted,
+            rejected_tokens=drafts.rejected,
         )

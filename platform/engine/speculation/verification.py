@@ -18,11 +18,23 @@ from polyloom.platform.engine.sampler import SampledToken, sample
 from polyloom.routing.sampling_params import SamplingParams
 
 
-class DraftMasks(Protocol):
-    """Which tokens a sequence's structure allows after each prefix of its draft."""
+class Constraint(Protocol):
+    """What a sequence's structure allows, token by token: `structured.matcher.GrammarMatcher`.
 
-    def after(self, accepted: int) -> NDArray[np.bool_]:
-        """`[V]` of the tokens allowed after the first `accepted` tokens of the draft."""
+    It only ever follows tokens that come out, so a rejected draft leaves no trace in it.
+    """
+
+    @property
+    def ended(self) -> bool:
+        """The text is complete."""
+        ...
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """`[V]`, the tokens that may follow. Raises SamplingError."""
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """The sequence goes on with this token. Raises SamplingError."""
         ...
 
 
@@ -44,25 +56,40 @@ def verify(
     tokens: Sequence[int],
     prompt_len: int,
     draft: Sequence[int],
-    masks: DraftMasks | None = None,
+    constraint: Constraint | None = None,
 ) -> Verified:
     """Sample what follows `tokens`, taking over as much of `draft` as agrees.
 
     logits: `[1 + len(draft), V]` fp32, row i after `tokens` and the first i of the draft.  tokens:
-    of which the first `prompt_len` are the prompt.  Nothing comes out after a stop token or beyond
-    `max_tokens`.
+    of which the first `prompt_len` are the prompt.  constraint: stands after `tokens`, and after what
+    came out on return.  Nothing comes out after a stop token, after the end of the constraint's text
+    or beyond `max_tokens`.
     """
     context = list(tokens)
     left = params.max_tokens - (len(tokens) - prompt_len)
     sampled: list[SampledToken] = []
     for row, drafted in zip(logits, (*draft, None), strict=True):
-        allowed = None if masks is None else masks.after(len(sampled))
         try:
-            sampled.append(sample(row, params, context, prompt_len, allowed))
+            sampled.append(_next(row, params, context, prompt_len, constraint))
         except SamplingError as error:
             return Verified(tuple(sampled), error)
         token_id = sampled[-1].token_id
-        if token_id != drafted or token_id in params.stop_token_ids or len(sampled) == left:
+        over = token_id in params.stop_token_ids or len(sampled) == left
+        if token_id != drafted or over or (constraint is not None and constraint.ended):
             break
         context.append(token_id)
     return Verified(tuple(sampled))
+
+
+def _next(
+    row: NDArray[np.float32],
+    params: SamplingParams,
+    context: Sequence[int],
+    prompt_len: int,
+    constraint: Constraint | None,
+) -> SampledToken:
+    if constraint is None:
+        return sample(row, params, context, prompt_len)
+    token = sample(row, params, context, prompt_len, constraint.allowed())
+    constraint.accept(token.token_id)
+    return token

@@ -1,0 +1,99 @@
+"""What drafts brought and cost, by kind of request: counters for reports and metrics."""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from polyloom.platform.engine.messages import SpeculationLine
+from polyloom.platform.engine.speculation.acceptance import Kind
+
+MAX_LINES = 1024  # those used last; totals over all of them do not forget
+
+
+@dataclass(slots=True)
+class Line:
+    """Counters of one kind; fields as in `SpeculationLine`."""
+
+    steps: int = 0
+    steps_at_zero: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    proposals_by_length: list[int] = field(default_factory=list)
+    accepted_by_position: list[int] = field(default_factory=list)
+    accepted_lengths: list[int] = field(default_factory=list)
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    rejected_seconds: float = 0.0
+    margin: float = 0.0
+    decision: int = 0
+
+    def verified(self, length: int, matched: int, margin: float) -> None:
+        """A draft of `length` tokens was verified, its first `matched` were right."""
+        self.steps += 1
+        self.drafted += length
+        self.accepted += matched
+        self.margin, self.decision = margin, length
+        _count(self.proposals_by_length, length)
+        _count(self.accepted_lengths, matched)
+        for position in range(matched):
+            _count(self.accepted_by_position, position)
+
+    def at_zero(self, draft: float) -> None:
+        """A step without a draft of this drafter, which spent `draft` seconds on it."""
+        self.steps_at_zero += 1
+        self.decision = 0
+        self.draft_seconds += draft
+
+    def cost(self, draft: float, verify: float, decode: float, rejected_share: float) -> None:
+        """Seconds of one sequence's part of a step."""
+        self.draft_seconds += draft
+        self.verify_seconds += verify
+        self.decode_seconds += decode
+        self.rejected_seconds += rejected_share * (draft + verify)
+
+
+class Ledger:
+    """A line for each kind of request and drafter."""
+
+    def __init__(self) -> None:
+        self._lines: OrderedDict[Kind, Line] = OrderedDict()
+
+    def __getitem__(self, kind: Kind) -> Line:
+        line = self._lines.get(kind)
+        if line is None:
+            line = self._lines[kind] = Line()
+            while len(self._lines) > MAX_LINES:
+                self._lines.popitem(last=False)
+        else:
+            self._lines.move_to_end(kind)
+        return line
+
+    def lines(self) -> tuple[SpeculationLine, ...]:
+        """All of them, those used last at the end."""
+        return tuple(
+            SpeculationLine(
+                revision=kind.revision,
+                drafter=kind.drafter,
+                domain=kind.domain,
+                temperature=kind.temperature,
+                steps=line.steps,
+                steps_at_zero=line.steps_at_zero,
+                drafted=line.drafted,
+                accepted=line.accepted,
+                proposals_by_length=tuple(line.proposals_by_length),
+                accepted_by_position=tuple(line.accepted_by_position),
+                accepted_lengths=tuple(line.accepted_lengths),
+                draft_seconds=line.draft_seconds,
+                verify_seconds=line.verify_seconds,
+                decode_seconds=line.decode_seconds,
+                rejected_seconds=line.rejected_seconds,
+                margin=line.margin,
+                decision=line.decision,
+            )
+            for kind, line in self._lines.items()
+        )
+
+
+def _count(histogram: list[int], place: int) -> None:
+    histogram.extend([0] * (place + 1 - len(histogram)))
+    histogram[place] += 1
