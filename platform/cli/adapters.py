@@ -68,7 +68,9 @@ def push(
     click.echo(f"  digest      {revision['digest']}")
     if revision["max_logprob_diff"] is not None:
         click.echo(f"  fidelity    {revision['max_logprob_diff']:.2e} from PEFT's logprobs")
-    if promote and revision["state"] == "ready":
+    if revision["not_promoted"] is not None:
+        click.echo(f"  not promoted: {revision['not_promoted']}")
+    elif promote and revision["state"] == "ready":
         click.echo(f"  promoted    {promote}")
 
 
@@ -150,11 +152,13 @@ def rollback(server: Server, as_json: bool, name: str, alias: str, reason: str |
 @adapters.command()
 @click.argument("name")
 @click.argument("revision", type=int)
+@click.option("--force", is_flag=True, help="Even if a route leads to it.")
 @click.confirmation_option(prompt="Retire it for good?")
 @server_options
-def retire(server: Server, as_json: bool, name: str, revision: int) -> None:
+def retire(server: Server, as_json: bool, name: str, revision: int, force: bool) -> None:
     """Take REVISION of adapter NAME out of service for good."""
-    answer = server.call("DELETE", f"/v1/adapters/{name_path(name)}/revisions/{revision}")
+    path = f"/v1/adapters/{name_path(name)}/revisions/{revision}"
+    answer = server.call("DELETE", path, params={"force": "true"} if force else {})
     if as_json:
         print_json(answer)
         return

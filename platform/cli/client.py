@@ -37,6 +37,11 @@ class Server:
 
     def call(self, method: str, path: str, **arguments: Any) -> Json:
         """One request and its JSON answer."""
+        answer: Json = self.send(method, path, **arguments).json()
+        return answer
+
+    def send(self, method: str, path: str, **arguments: Any) -> "httpx.Response":
+        """One request and its whole answer, which may be empty."""
         import httpx
 
         with self.connect() as client:
@@ -45,8 +50,7 @@ class Server:
             except httpx.TransportError as error:
                 raise unreachable(self.url, error) from error
             raise_for_error(response)
-            answer: Json = response.json()
-            return answer
+            return response
 
 
 def unreachable(url: str, error: Exception) -> click.ClickException:

@@ -6,7 +6,9 @@ from polyloom.platform.cli.adapters import adapters
 from polyloom.platform.cli.chat import chat
 from polyloom.platform.cli.database import db
 from polyloom.platform.cli.models import models
+from polyloom.platform.cli.routes import gates, routes
 from polyloom.platform.cli.serve import serve
+from polyloom.platform.cli.shares import shares
 from polyloom.platform.cli.tenants import keys, tenants
 
 
@@ -16,7 +18,7 @@ def cli() -> None:
     """Serve very many LoRA fine-tunes of one base model."""
 
 
-for command in (serve, adapters, chat, models, tenants, keys, db):
+for command in (serve, adapters, routes, gates, shares, chat, models, tenants, keys, db):
     cli.add_command(command)
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 ADMIN_KEY = "an-admin-key-for-tests"
-ALL_SCOPES = ["inference", "adapters:read", "adapters:write", "usage:read"]
+ALL_SCOPES = ["inference", "adapters:read", "adapters:write", "routes:write", "usage:read"]
 START_SECONDS = 180
 
 
