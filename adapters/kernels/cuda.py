@@ -230,7 +230,7 @@ def _lora(
     layer: int,
 ) -> None:
     """Shrink and expand the tiles of a plan, in one layer of a group. offsets: of its slices."""
-    kernels = cuda_kernels(SOURCE, kernel_names, x.dtype, x.device.type)
+    kernels = cuda_kernels(SOURCE, kernel_names(x.dtype), x.device.type)
     scalar, slices = SCALAR_TYPES[x.dtype], len(offsets)
     inputs, outs, width = x.shape[1], y.shape[1], pages.shape[1]
     padded = _up(inputs, 8)

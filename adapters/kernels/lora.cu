@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(SHRINK_WARPS * 32) lora_shrink(
     const int* __restrict__ masks, int tokens, int width, int slices, int in_features,
     int in_padded, long long x_stride, long long layer_bytes) {
   constexpr int N = Element<T>::LANES;
-  extern __shared__ long long table[];
+  extern __shared__ __align__(16) long long table[];
   __shared__ __align__(16) float xs[TILE][SPAN];
   __shared__ int4 shared_tile;
   __shared__ int token_of[TILE];
@@ -72,10 +72,11 @@ __global__ void __launch_bounds__(SHRINK_WARPS * 32) lora_shrink(
       for (int t = 0; t < TILE; t++) {
         if (t < tile.y) {
 #pragma unroll
-          for (int i = 0; i < N; i++) {
-            const float xv = xs[t][k + i];
+          for (int i = 0; i < N; i += 4) {
+            const float4 w = *reinterpret_cast<const float4*>(&xs[t][k + i]);
 #pragma unroll
-            for (int j = 0; j < ROWS; j++) sum[j][t] += xv * av[j][i];
+            for (int j = 0; j < ROWS; j++)
+              sum[j][t] += w.x * av[j][i] + w.y * av[j][i + 1] + w.z * av[j][i + 2] + w.w * av[j][i + 3];
           }
         }
       }
@@ -109,7 +110,7 @@ __global__ void __launch_bounds__(EXPAND_THREADS) lora_expand(
     int tokens, int width, int slices, int edge1, int edge2, int outs, int outs_a_block, int splits,
     long long y_stride, long long b_bytes, long long row_bytes) {
   constexpr int N = Element<T>::LANES;
-  extern __shared__ long long table[];
+  extern __shared__ __align__(16) long long table[];
   __shared__ int4 shared_tile;
   __shared__ long long shared_rows;
   __shared__ int token_of[TILE];
@@ -154,7 +155,10 @@ __global__ void __launch_bounds__(EXPAND_THREADS) lora_expand(
         for (int t = 0; t < TILE; t++) {
           if (t < tile.y) {
 #pragma unroll
-            for (int i = 0; i < N; i++) sum[t] += bv[i] * s[t * ranks + r + i];
+            for (int i = 0; i < N; i += 4) {
+              const float4 w = *reinterpret_cast<const float4*>(s + t * ranks + r + i);
+              sum[t] += bv[i] * w.x + bv[i + 1] * w.y + bv[i + 2] * w.z + bv[i + 3] * w.w;
+            }
           }
         }
       }

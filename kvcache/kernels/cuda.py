@@ -10,7 +10,7 @@ the same host code on the CPU.
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -104,16 +104,14 @@ def read_source(path: Path) -> str:
     return _INCLUDE.sub(header, path.read_text())
 
 
-def cuda_kernels(
-    source: Path, names: Callable[[torch.dtype], Sequence[str]], dtype: torch.dtype, kind: str
-) -> Kernels:
-    """The kernels of `source` for `dtype` on devices of type `kind`, made once.
+def cuda_kernels(source: Path, names: tuple[str, ...], kind: str) -> Kernels:
+    """The kernels `names` of `source` on devices of type `kind`, made once.
 
     Raises LookupError if nothing compiles for that type of device.
     """
-    key = (source, dtype, kind)
+    key = (source, names, kind)
     if key not in _made:
-        _made[key] = Kernels(_backend(kind), read_source(source), names(dtype))
+        _made[key] = Kernels(_backend(kind), read_source(source), names)
     return _made[key]
 
 
@@ -203,4 +201,4 @@ def _forget(kind: str) -> None:
 
 
 _stand_ins: dict[str, Backend] = {}
-_made: dict[tuple[Path, torch.dtype, str], Kernels] = {}
+_made: dict[tuple[Path, tuple[str, ...], str], Kernels] = {}

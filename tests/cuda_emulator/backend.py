@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from polyloom.kvcache.kernels.cuda import OPTIONS
-from tests.cuda_emulator.emulator import UNDEFINED_BEHAVIOUR, RawModule
+from tests.cuda_emulator.emulator import UNDEFINED_BEHAVIOUR, RawModule, Traffic
 
 
 class EmulatedDevice:
@@ -27,6 +27,11 @@ class EmulatedDevice:
         )
         self.modules.append(made)
         return made
+
+    def traffic(self) -> Traffic:
+        """Of all launches since the last call."""
+        moved = [module.traffic() for module in self.modules]
+        return Traffic(sum(m.loaded for m in moved), sum(m.stored for m in moved))
 
     @contextlib.contextmanager
     def on_stream(self, device: torch.device) -> Iterator[None]:

@@ -27,7 +27,7 @@ UNDEFINED_BEHAVIOUR = (
     "-fsanitize-undefined-trap-on-error",
 )
 FLAGS = (
-    "-std=c++17",
+    "-std=gnu++17",
     "-O1",
     "-g1",
     "-shared",

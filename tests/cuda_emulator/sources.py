@@ -1,5 +1,9 @@
 """Every kernel source, with what names its instantiations for a dtype."""
 
 from polyloom.adapters.kernels import cuda as lora
+from polyloom.kvcache.kernels import cuda_attention
 
-SOURCES = ((lora.SOURCE, lora.kernel_names),)
+SOURCES = (
+    (lora.SOURCE, lora.kernel_names),
+    (cuda_attention.SOURCE, cuda_attention.kernel_names),
+)

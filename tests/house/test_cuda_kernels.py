@@ -10,7 +10,7 @@ from tests.cuda_emulator.nvrtc import ARCHITECTURES, CompileError, compile_for
 from tests.cuda_emulator.sources import SOURCES
 
 ROOT = Path(__file__).resolve().parents[2]
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+DTYPES = (torch.float32, torch.bfloat16)  # float16 compiles as bfloat16 does; see verify_kernels
 SHARED_BYTES = 48 << 10  # what a kernel may have without asking for more
 
 

@@ -55,14 +55,13 @@ MIXES = {
 @pytest.mark.parametrize("mix", MIXES)
 def test_pages_are_read_once_in_two_launches(emulated_device: EmulatedDevice, mix: str) -> None:
     dtype = torch.bfloat16
-    kernels = cuda_kernels(lora_cuda.SOURCE, lora_cuda.kernel_names, dtype, "cpu")
-    module = kernels._module
+    kernels = cuda_kernels(lora_cuda.SOURCE, lora_cuda.kernel_names(dtype), "cpu")
     case = LoraCase(CudaLoraOp(dtype), LoraShape(1024, (1024, 256, 256)), [16] * 16, dtype)
-    module.traffic()
+    emulated_device.traffic()
     before = kernels.launches
     assert case.error(MIXES[mix], bias=False) <= BARS[dtype]
     assert kernels.launches - before == 2
-    loaded = module.traffic().loaded
+    loaded = emulated_device.traffic().loaded
     assert 1.0 <= loaded / case.unavoidable_bytes(MIXES[mix]) <= 1.1
 
 
