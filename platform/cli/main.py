@@ -3,6 +3,7 @@
 import rich_click as click
 
 from polyloom.platform.cli.adapters import adapters
+from polyloom.platform.cli.cache import cache, prefixes
 from polyloom.platform.cli.chat import chat
 from polyloom.platform.cli.database import db
 from polyloom.platform.cli.models import models
@@ -18,7 +19,20 @@ def cli() -> None:
     """Serve very many LoRA fine-tunes of one base model."""
 
 
-for command in (serve, adapters, routes, gates, shares, chat, models, tenants, keys, db):
+for command in (
+    serve,
+    adapters,
+    routes,
+    gates,
+    shares,
+    prefixes,
+    cache,
+    chat,
+    models,
+    tenants,
+    keys,
+    db,
+):
     cli.add_command(command)
 
 if __name__ == "__main__":

@@ -25,11 +25,13 @@ class EngineFleet:
         starts = [asyncio.create_task(s.start()) for s in self.supervisors]
         try:
             return tuple(await asyncio.gather(*starts))
-        except BaseException:
+        except BaseException:  # one that failed has ended its own process
             for start in starts:
                 start.cancel()
-            await asyncio.gather(*starts, return_exceptions=True)
-            await self.close(drain_seconds=0)
+            ends = await asyncio.gather(*starts, return_exceptions=True)
+            for supervisor, end in zip(self.supervisors, ends, strict=True):
+                if not isinstance(end, BaseException):
+                    await supervisor.close(drain_seconds=0)
             raise
 
     async def close(self, drain_seconds: float = 30.0) -> None:
