@@ -177,45 +177,71 @@ class Arrival:
     adapter: str | None = None
     weight: float = 1.0
 
+    def request(self) -> GenerationRequest:
+        return make_request(
+            self.name,
+            self.prompt,
+            self.max_tokens,
+            self.adapter,
+            tenant=self.tenant,
+            weight=self.weight,
+        )
+
 
 @dataclass
 class Served:
     """What a simulation saw.
 
     tokens: prompt tokens run once and tokens generated, by tenant.  first: seconds from arrival to
-    the first token, by sequence.  steps: seconds of each step.
+    the first token, by sequence.  gaps: seconds between tokens.  steps: seconds of each step.
     """
 
     tokens: Counter[str] = field(default_factory=Counter)
     first: dict[str, float] = field(default_factory=dict)
+    gaps: list[float] = field(default_factory=list)
     finished: set[str] = field(default_factory=set)
     steps: list[float] = field(default_factory=list)
+    seconds: float = 0.0
 
 
-def simulate(bench: Bench, arrivals: list[Arrival], until: float) -> Served:
-    """Run steps of 20 ms and 0.5 ms a token until `until`; a load takes one step."""
+def linear_cost(plan: StepPlan) -> float:
+    """20 ms and 0.5 ms a token."""
+    return 0.02 + 0.0005 * plan.num_tokens
+
+
+def simulate(
+    bench: Bench,
+    arrivals: list[Arrival],
+    until: float = math.inf,
+    cost: Callable[[StepPlan], float] = linear_cost,
+) -> Served:
+    """Run steps of `cost` seconds until all is answered, or `until`; a load takes one step."""
     served, coming = Served(), sorted(arrivals, key=lambda arrival: -arrival.time)
+    latest: dict[str, float] = {}
     bench.now = 0.0
-    while bench.now < until:
+    while bench.now < until and (coming or bench.batcher.sequence_ids):
         while coming and coming[-1].time <= bench.now:
-            one = coming.pop()
-            options = {k: getattr(one, k) for k in ("tenant", "prompt", "max_tokens", "adapter")}
-            request = make_request(one.name, weight=one.weight, **options)
-            bench.batcher.add(request, one.time)
+            bench.batcher.add(coming[-1].request(), coming.pop().time)
         plan = bench.batcher.plan(bench.now)
         bench.adapters.finish_loads()
-        seconds = 0.02 + 0.0005 * plan.num_tokens
+        seconds = cost(plan) if plan.scheduled else 0.001
         bench.now += seconds
         charged = {item.sequence.sequence_id: item.sequence.charged for item in plan.scheduled}
         served.finished |= {sequence.sequence_id for sequence in bench.model.run(plan)}
-        bench.batcher.ran(plan, seconds)
-        served.steps.append(seconds)
+        if plan.scheduled:
+            bench.batcher.ran(plan, seconds)
+            served.steps.append(seconds)
         for item in plan.scheduled:
             sequence = item.sequence
-            new = sequence.charged - charged[sequence.sequence_id]
-            served.tokens[sequence.tenant] += new
-            if sequence.output_len and sequence.sequence_id not in served.first:
+            served.tokens[sequence.tenant] += sequence.charged - charged[sequence.sequence_id]
+            if not item.samples:
+                continue
+            if sequence.sequence_id in latest:
+                served.gaps.append(bench.now - latest[sequence.sequence_id])
+            else:
                 served.first[sequence.sequence_id] = bench.now - sequence.arrival
+            latest[sequence.sequence_id] = bench.now
+    served.seconds = bench.now
     return served
 
 

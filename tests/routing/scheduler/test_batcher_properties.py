@@ -1,11 +1,22 @@
 """Random arrivals, aborts, loads and shortages: nothing is lost, doubled, starved or leaked."""
 
+from collections import defaultdict
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from polyloom.routing.scheduler.sequence import SequenceStatus
+
+FINISHED = SequenceStatus.FINISHED
 ADAPTERS = (None, None, "x", "y", "z", "bad")
+TENANTS = {"one": 1.0, "two": 1.0, "light": 0.5}
 arrivals = st.tuples(
-    st.just("add"), st.integers(1, 40), st.integers(0, 12), st.sampled_from(ADAPTERS)
+    st.just("add"),
+    st.integers(1, 40),
+    st.integers(0, 12),
+    st.sampled_from(ADAPTERS),
+    st.sampled_from(sorted(TENANTS)),
+    st.sampled_from((None, None, "talk", "chat")),
 )
 aborts = st.tuples(st.just("abort"), st.integers(0, 200))
 steps = st.tuples(st.just("step"), st.integers(1, 4))
@@ -27,6 +38,7 @@ def test_everything_is_accounted_for(bench_factory, fake_adapters, shape, script
     adapters = fake_adapters(capacity=capacity, broken=frozenset({"bad"}))
     bench = bench_factory(**shape, max_model_len=52, adapters=adapters)
     wanted, failed, aborted = {}, set(), set()
+    conversations = defaultdict(list)
 
     def step():
         plan = bench.step()
@@ -36,13 +48,27 @@ def test_everything_is_accounted_for(bench_factory, fake_adapters, shape, script
             if item.completes and sequence.request.sampling.max_tokens == 0:
                 bench.model.outputs[sequence.sequence_id] = []
                 bench.batcher.finish(sequence)
+        assert bench.batcher.num_running <= shape["max_running"]
+        for turns in conversations.values():
+            waits = [t.admitted is None for t in turns if t.status is not FINISHED]
+            assert waits == sorted(waits), "a turn of a conversation was overtaken"
 
     for action in script:
         match action:
-            case ("add", prompt, max_tokens, adapter):
+            case ("add", prompt, max_tokens, adapter, tenant, conversation):
                 name = f"s{len(wanted)}"
-                bench.add(name, prompt=prompt, max_tokens=max_tokens, adapter=adapter)
+                sequence = bench.add(
+                    name,
+                    prompt=prompt,
+                    max_tokens=max_tokens,
+                    adapter=adapter,
+                    tenant=tenant,
+                    weight=TENANTS[tenant],
+                    conversation=conversation,
+                )
                 wanted[name] = max_tokens
+                if conversation is not None:
+                    conversations[tenant, conversation].append(sequence)
             case ("abort", index) if wanted:
                 sequence = bench.batcher.get(f"s{index % len(wanted)}")
                 if sequence is not None:

@@ -2,6 +2,7 @@
 
 import random
 import statistics
+from dataclasses import replace
 
 import pytest
 
@@ -85,19 +86,34 @@ def modest(arrival, tenant, until, seed):
     return requests
 
 
-@pytest.mark.parametrize("blocks", [16384, 2048], ids=["roomy", "short of blocks"])
-def test_the_modest_do_not_notice_a_flood(
-    bench_factory, fake_adapters, simulation, arrival, blocks
-):
-    until = 40.0
+FLOODS = {
+    "long prompts": {"scale": 3},
+    "short of blocks": {"scale": 3, "blocks": 2048},
+    "all places taken": {"prompt": 16, "output": 1000},
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
+def test_the_modest_do_not_notice_a_flood(bench_factory, fake_adapters, simulation, arrival, flood):
+    until = 25.0
     few = [r for name in ("a", "b", "c") for r in modest(arrival, name, until, 1)]
-    flood = backlog(arrival, "flood", count=2000, scale=3)
-    bench = engine(bench_factory, fake_adapters, num_blocks=blocks)
-    alone = simulation(engine(bench_factory, fake_adapters), few, until)
-    loaded = simulation(bench, [*few, *flood], until)
     asked = {r.name for r in few if r.time < until - 2}
-    assert len(asked & loaded.finished) >= 0.95 * len(asked)
-    step = statistics.mean(loaded.steps)
-    first = [loaded.first[name] for name in asked]
-    assert p95(first) <= p95([alone.first[name] for name in asked]) + 2 * step
-    assert loaded.tokens["flood"] > 10 * loaded.tokens["a"], "the flood uses what is left"
+    many = backlog(arrival, "flood", count=2000, scale=flood.get("scale", 1))
+    if "output" in flood:
+        many = [replace(r, prompt=flood["prompt"], max_tokens=flood["output"]) for r in many]
+
+    def load(requests):
+        blocks = flood.get("blocks", 16384)
+        return simulation(engine(bench_factory, fake_adapters, num_blocks=blocks), requests, until)
+
+    alone, loaded = load(few), load([*many, *few])
+    answered = asked & loaded.finished
+    assert len(answered) >= 0.95 * len(asked)
+    bound = p95(alone.first.values()) + 2 * statistics.mean(loaded.steps)
+    assert p95([loaded.first[name] for name in answered]) <= bound
+    assert loaded.tokens["flood"] > 5 * loaded.tokens["a"], "the flood uses what is left"
+
+    in_one_line = load([replace(r, tenant="everyone") for r in [*many, *few]])
+    answered = asked & in_one_line.finished
+    late = [in_one_line.first[name] for name in answered]
+    assert len(answered) < 0.95 * len(asked) or p95(late) > bound, "the measure tells"
