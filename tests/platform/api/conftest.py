@@ -1,5 +1,6 @@
 """One real server for these tests: the command line's `serve` in a process of its own."""
 
+import contextlib
 import os
 import re
 import signal
@@ -91,10 +92,22 @@ def packed(folder: Path) -> bytes:
 def server(
     tiny_llama_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningServer]:
-    folder = tmp_path_factory.mktemp("server")
+    with served(tiny_llama_folder, tmp_path_factory.mktemp("server")) as running:
+        yield running
+
+
+@pytest.fixture
+def serve_another() -> Callable[..., contextlib.AbstractContextManager[RunningServer]]:
+    """For tests that need servers of their own: `with serve_another(base, folder, …)`."""
+    return served
+
+
+@contextlib.contextmanager
+def served(base: Path, folder: Path, **more: object) -> Iterator[RunningServer]:
+    """`polyloom serve` with its log in `folder`, and its data too unless `more` says otherwise."""
     command = [sys.executable, "-m", "polyloom.platform.cli.main", "serve"]
     options = {
-        "base": tiny_llama_folder,
+        "base": base,
         "port": 0,
         "data-dir": folder / "data",
         "dtype": "float32",
@@ -102,7 +115,7 @@ def server(
         "adapter-memory": "64MiB",
         "upload-limit": "4MiB",
         "max-running": 16,
-    }
+    } | {name.replace("_", "-"): value for name, value in more.items()}
     for name, value in options.items():
         command += [f"--{name}", str(value)]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("POLYLOOM_")}
