@@ -1,8 +1,9 @@
 """How likely a drafted token is accepted, from what was: measured, decayed, and shrunk to a prior.
 
 A token's acceptance is looked up by its position in the draft and by how sure its drafter was, in
-three tables, each the prior of the next: of the drafter, of one kind of request on it, and of the
-request. So a revision with few samples begins where its drafter stands with everybody.
+two tables, one the prior of the other: of the drafter, and of one kind of request on it. So a
+revision with few samples begins where its drafter stands with everybody. Last comes how the request
+itself has done against what was expected of it.
 """
 
 from collections import OrderedDict
@@ -23,7 +24,8 @@ _UNSURE = 1  # the band of a token without a confidence
 _FIRST_GUESS = (0.2, 0.4, 0.6, 0.8)  # before anything was measured, by band
 _HOPELESS = 0.02  # chance below which the rest of a draft is not considered
 _DECAY = 0.98  # what a trial keeps of its weight with each later one of its cell
-_PRIOR_TRIALS = (4.0, 6.0, 10.0)  # what a table's prior weighs, in trials
+_SUREST = 0.99
+_PRIOR_TRIALS = (4.0, 6.0, 6.0)  # what a table's prior weighs, in trials; the request's last
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +79,30 @@ class _Table:
         return (self.accepted[cell] + weight * prior) / (self.tried[cell] + weight)
 
 
+class _Record:
+    """Of one request: accepted tokens, and how many were expected, decayed."""
+
+    __slots__ = ("accepted", "expected")
+
+    def __init__(self) -> None:
+        self.accepted = self.expected = 0.0
+
+    def count(self, expected: float, accepted: bool) -> None:
+        self.accepted = self.accepted * _DECAY + accepted
+        self.expected = self.expected * _DECAY + expected
+
+    def correct(self, estimate: float) -> float:
+        weight = _PRIOR_TRIALS[2]
+        return min(estimate * (self.accepted + weight) / (self.expected + weight), _SUREST)
+
+
 class AcceptanceModel:
     """Estimates for drafts to come, from the drafts that were verified."""
 
     def __init__(self) -> None:
         self._drafters: dict[tuple[str, TemperatureBand], _Table] = {}
         self._kinds: OrderedDict[Kind, _Table] = OrderedDict()
-        self._requests: dict[tuple[str, str], _Table] = {}
+        self._requests: dict[tuple[str, str], _Record] = {}
 
     def survival(self, sequence: Sequence, drafter: str, proposal: Proposal) -> list[float]:
         """For each token of a proposal, the chance that it and all before it are accepted; as far
@@ -99,18 +118,15 @@ class AcceptanceModel:
     ) -> None:
         """The first `matched` tokens were the target's; `mismatch`: and the next was not."""
         kind = Kind.of(sequence, drafter)
-        tables = (
-            self._drafters.setdefault((drafter, kind.temperature), _kind_table()),
-            self._kind(kind),
-        )
-        request = self._requests.setdefault((sequence.sequence_id, drafter), _Table(5))
+        pooled = self._drafters.setdefault((drafter, kind.temperature), _kind_table())
+        own = self._kind(kind)
+        record = self._requests.setdefault((sequence.sequence_id, drafter), _Record())
         for position, band in enumerate(bands(proposal)[: matched + mismatch]):
             accepted, place = position < matched, min(position, _POSITIONS - 1)
-            for table in tables:
-                table.count(_cell(place, band), accepted)
-                table.count(_cell(place, None), accepted)
-            request.count(band, accepted)
-            request.count(4, accepted)
+            record.count(_estimate(pooled, own, _cell(place, band), band), accepted)
+            for cell in (_cell(place, band), _cell(place, None)):
+                pooled.count(cell, accepted)
+                own.count(cell, accepted)
 
     def close(self, sequence_id: str, drafters: Seq[str]) -> None:
         """The request has ended."""
@@ -124,13 +140,11 @@ class AcceptanceModel:
         kind = Kind.of(sequence, drafter)
         pooled = self._drafters.get((drafter, kind.temperature), _EMPTY)
         own = self._kinds.get(kind, _EMPTY)
-        request = self._requests.get((sequence.sequence_id, drafter), _EMPTY)
+        record = self._requests.get((sequence.sequence_id, drafter), _NO_RECORD)
         chance, survival = 1.0, []
         for position, band in enumerate(drafted):
             cell = _cell(min(position, _POSITIONS - 1), None if whatever else band)
-            estimate = pooled.estimate(cell, _FIRST_GUESS[band], _PRIOR_TRIALS[0])
-            estimate = own.estimate(cell, estimate, _PRIOR_TRIALS[1])
-            estimate = request.estimate(4 if whatever else band, estimate, _PRIOR_TRIALS[2])
+            estimate = record.correct(_estimate(pooled, own, cell, band))
             chance *= estimate
             if chance < _HOPELESS:
                 break
@@ -161,4 +175,10 @@ def _kind_table() -> _Table:
     return _Table(_POSITIONS * 5)
 
 
-_EMPTY = _kind_table()  # never counted in
+def _estimate(pooled: _Table, own: _Table, cell: int, band: int) -> float:
+    """Of the tables alone, whose request it is left aside."""
+    prior = pooled.estimate(cell, _FIRST_GUESS[band], _PRIOR_TRIALS[0])
+    return own.estimate(cell, prior, _PRIOR_TRIALS[1])
+
+
+_EMPTY, _NO_RECORD = _kind_table(), _Record()  # never counted in
