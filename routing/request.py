@@ -6,6 +6,7 @@ import msgspec
 
 from polyloom.adapters.source import AdapterSource
 from polyloom.routing.combination import Combination
+from polyloom.routing.grammar import Grammar
 from polyloom.routing.drafts import DraftPolicy
 from polyloom.routing.sampling_params import SamplingParams
 
@@ -38,6 +39,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt: token ids, never empty.
     deadline: unix seconds after which the sequence is ended with reason `deadline`; None for none.
     cache: where blocks of its prompt may come from and go to; None: it shares nothing.
+    grammar: what the whole output must match; None: anything.
     hold: id under which the prompt's whole blocks stay pinned after its end, until released.
     drafts: how its tokens are drafted.  domain: its label, or its route, in what is learned about
     drafts and reported of them.
@@ -53,6 +55,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams
     deadline: float | None = None
     cache: CacheScope | None = None
+    grammar: Grammar | None = None
     hold: str | None = None
     drafts: DraftPolicy = "adaptive"
     domain: str = ""

@@ -33,6 +33,9 @@ class Admission:
             return _refused(request, "the prompt is empty")
         if not self._in_vocabulary(request.prompt):
             return _refused(request, f"prompt: token ids must be in [0, {self._vocab_size})")
+        eos_ids = () if request.grammar is None else request.grammar.vocabulary.eos_ids
+        if request.grammar is not None and not (eos_ids and self._in_vocabulary(eos_ids)):
+            return _refused(request, f"eos_ids must be in [0, {self._vocab_size}), and not empty")
         problem = self._sampling_problem(request.sampling)
         return None if problem is None else _refused(request, problem)
 

@@ -42,6 +42,8 @@ from polyloom.platform.engine.speculation.drafter import Drafter
 from polyloom.platform.engine.speculation.ngram import NgramDrafter
 from polyloom.platform.engine.speculation.speculator import Speculator
 from polyloom.platform.engine.step import Engine
+from polyloom.platform.engine.structured.compiler import GrammarCompiler
+from polyloom.platform.engine.structured.sequences import SequenceGrammars
 from polyloom.routing.scheduler.batcher import Batcher
 from polyloom.routing.scheduler.config import SchedulerConfig
 
@@ -102,6 +104,7 @@ def build_engine(settings: EngineSettings) -> Engine:
     scheduler, block_pool = _scheduler_config(settings, config, cache), BlockPool(cache.num_blocks)
     prefix_cache = _prefix_cache(settings, cache, block_pool, storage, scheduler.max_model_len)
     blocks = KVCacheManager(block_pool, cache.block_size, prefix_cache)
+    grammars = SequenceGrammars(GrammarCompiler(config.vocab_size))
     speculator = Speculator(_drafters(settings), blocks, settings.token_budget)
     return Engine(
         Admission(settings.base_digest, config.vocab_size),
@@ -112,12 +115,14 @@ def build_engine(settings: EngineSettings) -> Engine:
             lora_layers,
             residency,
             blocks,
+            grammars,
             cache.block_size,
             device,
             keeps_hidden=speculator.needs_hidden,
         ),
         blocks,
         EnginePrefixCache(prefix_cache, settings.dtype, capabilities),
+        grammars,
         speculator,
         pages,
         residency,

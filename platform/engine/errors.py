@@ -2,6 +2,7 @@
 
 EngineError
 ├── SamplingError           logits from which no token can be chosen; ends one sequence
+│   └── GrammarError          a grammar that cannot be compiled, or goes over its limits
 ├── EngineStartError        the engine process cannot start: settings, model, memory, self-test
 ├── IntegrityError          idle, yet blocks or pins are held: a leak
 ├── EngineUnavailableError  the engine is not there, or was lost while the sequence ran
@@ -16,6 +17,10 @@ class EngineError(Exception):
 
 class SamplingError(EngineError):
     """No token can be chosen from these logits."""
+
+
+class GrammarError(SamplingError):
+    """A grammar does not say which token may follow; the message is for who wrote the grammar."""
 
 
 class EngineStartError(EngineError):

@@ -11,7 +11,7 @@ import msgspec
 
 from polyloom.routing.request import CacheOwner, GenerationRequest
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 FinishReason = Literal["stop", "length", "abort", "deadline", "error"]
 
@@ -184,7 +184,8 @@ class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
     """Last event of a sequence; everything it held is free.
 
-    stop_token: the id that ended it when reason is `stop`.  completion_tokens counts it.
+    stop_token: the id that ended it when reason is `stop`, None when its grammar was complete.
+    completion_tokens counts it.
     error: what went wrong when reason is `error`.
     cache: None if the request shares no blocks.
     accepted_tokens, rejected_tokens: drafted ones that were the target's own, and that were not.

@@ -18,6 +18,8 @@ from polyloom.platform.engine.messages import TokenLogprob
 from polyloom.platform.engine.model.decoder import Decoder
 from polyloom.platform.engine.sampler import SampledToken, token_logprob
 from polyloom.platform.engine.speculation.verification import verify
+from polyloom.platform.engine.structured.matcher import GrammarMatcher
+from polyloom.platform.engine.structured.sequences import SequenceGrammars
 from polyloom.routing.scheduler.batch import ScheduledSequence, StepPlan
 
 
@@ -47,6 +49,7 @@ class ModelRunner:
         lora_layers: LoraLayers,
         residency: Residency,
         blocks: KVCacheManager,
+        grammars: SequenceGrammars,
         block_size: int,
         device: torch.device,
         *,
@@ -58,6 +61,7 @@ class ModelRunner:
         self._lora_layers = lora_layers
         self._residency = residency
         self._blocks = blocks
+        self._grammars = grammars
         self._block_size = block_size
         self._device = device
         self._keeps_hidden = keeps_hidden
@@ -92,7 +96,8 @@ class ModelRunner:
         host = logits.float().cpu().numpy()
         results, first = [], 0
         for item, count in zip(plan.scheduled, counts, strict=True):
-            result = _read(item, host[first : first + count])
+            matcher = self._grammars.matcher(item.sequence.sequence_id)
+            result = _read(item, host[first : first + count], matcher)
             if self._keeps_hidden and result.sampled:
                 last = first + count - 1 - len(item.draft) + len(result.sampled) - 1
                 result = replace(result, hidden=hidden[last])
@@ -154,7 +159,9 @@ def _rows_needed(item: ScheduledSequence) -> int:
     return 1 + len(item.draft) if item.samples else 0
 
 
-def _read(item: ScheduledSequence, logits: NDArray[np.float32]) -> RowResult:
+def _read(
+    item: ScheduledSequence, logits: NDArray[np.float32], matcher: GrammarMatcher | None
+) -> RowResult:
     """Read one sequence's rows: `logits` `[n, V]` of the last n of its chunk."""
     sequence, sampling = item.sequence, item.sequence.request.sampling
     first = item.start + item.num_tokens - len(logits)
@@ -173,5 +180,6 @@ def _read(item: ScheduledSequence, logits: NDArray[np.float32]) -> RowResult:
         sequence.tokens,
         sequence.prompt_len,
         item.draft,
+        matcher,
     )
     return RowResult(verified.tokens, tuple(prompt_logprobs), verified.error)

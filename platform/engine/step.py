@@ -17,7 +17,7 @@ from polyloom.kvcache.kernels.dispatch import Capabilities
 from polyloom.kvcache.manager import KVCacheManager
 from polyloom.platform.engine.admission import INVALID_ADAPTER, INVALID_REQUEST, Admission
 from polyloom.platform.engine.counters import EngineCounters
-from polyloom.platform.engine.errors import IntegrityError
+from polyloom.platform.engine.errors import GrammarError, IntegrityError, SamplingError
 from polyloom.platform.engine.messages import (
     AdapterResidency,
     CacheReport,
@@ -36,6 +36,7 @@ from polyloom.platform.engine.messages import (
 from polyloom.platform.engine.prefix import EnginePrefixCache
 from polyloom.platform.engine.runner import ModelRunner, RowResult
 from polyloom.platform.engine.speculation.speculator import Speculator
+from polyloom.platform.engine.structured.sequences import SequenceGrammars
 from polyloom.routing.request import GenerationRequest
 from polyloom.routing.scheduler.batch import ScheduledSequence, StepPlan
 from polyloom.routing.scheduler.batcher import Batcher
@@ -62,6 +63,7 @@ class Engine:
         runner: ModelRunner,
         blocks: KVCacheManager,
         prefix_cache: EnginePrefixCache,
+        grammars: SequenceGrammars,
         speculator: Speculator,
         pages: AdapterPages,
         residency: Residency,
@@ -74,6 +76,7 @@ class Engine:
         self._runner = runner
         self._blocks = blocks
         self._prefix_cache = prefix_cache
+        self._grammars = grammars
         self._speculator = speculator
         self._pages = pages
         self._residency = residency
@@ -103,7 +106,7 @@ class Engine:
             return refusal
         sequence_id = request.sequence_id
         try:
-            self._batcher.add(request, time.monotonic())
+            sequence = self._batcher.add(request, time.monotonic())
         except NeverFitsError as error:
             return Refused(sequence_id, "context_length_exceeded", str(error))
         except DuplicateSequenceError as error:
@@ -111,6 +114,7 @@ class Engine:
         except QueueFullError as error:
             return Refused(sequence_id, "queue_full", str(error), QUEUE_RETRY_SECONDS)
         self._prefix_cache.open(request)
+        self._grammars.open(sequence)
         return None
 
     def abort(self, sequence_id: str) -> Finished | None:
@@ -153,6 +157,7 @@ class Engine:
         events: list[Event] = [
             self._finish(sequence, "deadline") for sequence in self._batcher.overdue(time.time())
         ]
+        events += [self._not_sampled(sequence, error) for sequence, error in self._grammars.poll()]
         plan = self._batcher.plan(started)
         events += [self._adapter_failed(f.sequence, f.error) for f in plan.failed]
         if plan.scheduled:
@@ -237,8 +242,9 @@ class Engine:
             raise IntegrityError(f"while idle: pins are held on {pinned}")
 
     def close(self) -> None:
-        """Stop the adapters' loader threads."""
+        """Stop the threads that load adapters and compile grammars."""
         self._residency.close()
+        self._grammars.stop()
 
     def _run(self, plan: StepPlan) -> list[Event]:
         started = time.monotonic()
@@ -290,15 +296,18 @@ class Engine:
             logprobs = tuple(token.logprob for token in sampled if token.logprob is not None)
             events.append(Tokens(sequence.sequence_id, token_ids, logprobs, result.prompt_logprobs))
         if result.error is not None:
-            message = str(result.error)
-            events.append(
-                self._finish(sequence, "error", error_code="sampling_failed", error=message)
-            )
+            events.append(self._not_sampled(sequence, result.error))
         elif stop_token is not None:
             events.append(self._finish(sequence, "stop", stop_token=stop_token))
+        elif self._grammars.ended(sequence.sequence_id):
+            events.append(self._finish(sequence, "stop"))
         elif sequence.output_len == sequence.request.sampling.max_tokens and item.completes:
             events.append(self._finish(sequence, "length"))
         return events
+
+    def _not_sampled(self, sequence: Sequence, error: SamplingError) -> Finished:
+        code = "invalid_schema" if isinstance(error, GrammarError) else "sampling_failed"
+        return self._finish(sequence, "error", error_code=code, error=str(error))
 
     def _adapter_failed(self, sequence: Sequence, error: AdapterError) -> Finished:
         codes = {CorruptAdapterError: "adapter_corrupt", AdapterTooLargeError: INVALID_ADAPTER}
@@ -331,6 +340,7 @@ class Engine:
     ) -> Finished:
         now, arrival, first = time.monotonic(), sequence.arrival, sequence.first_token_at
         outcome = self._prefix_cache.close(sequence.sequence_id)
+        self._grammars.close(sequence.sequence_id)
         drafts = self._speculator.close(sequence.sequence_id)
         return Finished(
             sequence_id=sequence.sequence_id,

@@ -42,9 +42,10 @@ def make_request(
     prompt: tuple[int, ...], *, adapter: AdapterSource | None = None, **options: object
 ) -> GenerationRequest:
     """A request with an id of its own; options are sampling parameters, or `deadline`, `id`,
-    `template`, `cache` or `hold`."""
+    `template`, `cache`, `hold` or `grammar`."""
     deadline = options.pop("deadline", None)
     cache, hold = options.pop("cache", None), options.pop("hold", None)
+    grammar = options.pop("grammar", None)
     template = options.pop("template", "sha256:template")
     sequence_id = options.pop("id", f"sequence-{next(_ids)}")
     digest = None if adapter is None else adapter.digest
@@ -58,6 +59,7 @@ def make_request(
         deadline=deadline,  # type: ignore[arg-type]
         cache=cache,  # type: ignore[arg-type]
         hold=hold,  # type: ignore[arg-type]
+        grammar=grammar,  # type: ignore[arg-type]
     )
 
 

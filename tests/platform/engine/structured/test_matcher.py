@@ -1,0 +1,153 @@
+"""A sequence's place in its grammar: masks, looking ahead, coming back."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polyloom.platform.engine.errors import GrammarError
+from polyloom.platform.engine.structured.source import check, llguidance_source
+
+TICKET = json.dumps(
+    {
+        "type": "object",
+        "properties": {
+            "category": {"enum": ["billing", "bug", "other"]},
+            "urgent": {"type": "boolean"},
+            "tags": {"type": "array", "items": {"type": "string", "maxLength": 8}, "maxItems": 3},
+        },
+        "required": ["category", "urgent", "tags"],
+        "additionalProperties": False,
+    }
+)
+REGEX = "(ab|cd)*[0-9]{2}"
+
+
+def walk(matcher, choices) -> list[int]:
+    """Tokens that the grammar allows, chosen by `choices`, until it ends or they do."""
+    tokens: list[int] = []
+    for choice in choices:
+        if matcher.ended:
+            break
+        allowed = np.flatnonzero(matcher.allowed())
+        tokens.append(int(allowed[choice % len(allowed)]))
+        matcher.accept(tokens[-1])
+    return tokens
+
+
+choices = st.lists(st.integers(0, 511), max_size=40)
+grammars = st.sampled_from([("json_schema", TICKET), ("regex", REGEX)])
+
+
+@settings(max_examples=40, deadline=None)
+@given(grammar=grammars, taken=choices, ahead=choices, back=st.integers(0, 40))
+def test_a_look_ahead_leaves_no_trace(matcher_of, grammar, taken, ahead, back) -> None:
+    matcher, replay, scout = (matcher_of(*grammar) for _ in range(3))
+    tokens = walk(matcher, taken)
+    draft = walk(scout, taken + ahead)[len(tokens) :]
+    with matcher.along(draft) as masks:
+        seen = [masks.after(n) for n in range(min(back, len(draft)) + 1)]
+    for token in tokens:
+        replay.accept(token)
+    assert (matcher.allowed() == replay.allowed()).all()
+    for mask, token in zip(seen, draft, strict=False):
+        assert (mask == replay.allowed()).all()
+        replay.accept(token)
+
+
+@settings(max_examples=40, deadline=None)
+@given(grammar=grammars, taken=choices, junk=st.lists(st.integers(0, 511), max_size=6))
+def test_what_fits_is_what_the_masks_allow(matcher_of, grammar, taken, junk) -> None:
+    matcher, replay = matcher_of(*grammar), matcher_of(*grammar)
+    for token in walk(matcher, taken):
+        replay.accept(token)
+    fits = 0
+    for token in junk:
+        if replay.ended or not replay.allowed()[token]:
+            break
+        replay.accept(token)
+        fits += 1
+    assert matcher.fitting(junk) == fits
+
+
+@settings(max_examples=40, deadline=None)
+@given(grammar=grammars, taken=choices)
+def test_forced_tokens_are_the_only_ones_allowed(matcher_of, grammar, taken) -> None:
+    matcher = matcher_of(*grammar)
+    walk(matcher, taken)
+    forced = matcher.forced(64)
+    assert matcher.forced(1) == forced[:1]
+    with matcher.along(forced) as masks:
+        for index, token in enumerate(forced):
+            assert np.flatnonzero(masks.after(index)).tolist() == [token]
+
+
+def test_keys_are_forced_as_the_tokenizer_writes_them(matcher_of, tokenizer) -> None:
+    matcher = matcher_of("json_schema", TICKET)
+    forced = matcher.forced(64)
+    written = tokenizer.encode('{"category": "')
+    assert len(forced) > 1
+    assert written[: len(forced)] == list(forced)
+
+
+def test_the_end_allows_only_what_ends_a_text(matcher_of, tokenizer) -> None:
+    matcher = matcher_of("regex", REGEX)
+    for token in tokenizer.encode("ab1"):
+        matcher.accept(token)
+    assert not matcher.ended
+    assert not matcher.allowed()[2]
+    for token in tokenizer.encode("2"):
+        matcher.accept(token)
+    assert matcher.ended
+    assert np.flatnonzero(matcher.allowed()).tolist() == [2]
+
+
+def test_a_token_that_does_not_fit_is_an_error(matcher_of, tokenizer) -> None:
+    matcher = matcher_of("regex", REGEX)
+    with pytest.raises(GrammarError, match="doesn't satisfy"):
+        matcher.accept(tokenizer.encode("z")[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "said"),
+    [
+        ("regex", "(a", "unclosed group"),
+        ("regex", "(?=a)b", "look-ahead"),
+        ("lark", "start: foo", "unknown name"),
+        ("lark", "start: " + "(" * 9999 + '"a"' + ")" * 9999, "too deeply nested"),
+        ("json_schema", "[]", "object schema"),
+        ("json_schema", '{"not": {}}', "Unimplemented"),
+        ("json_schema", json.dumps({"enum": ["x" * 9] * 99999}), "longer than 256 KiB"),
+        ("json_schema", '{"items":' * 200 + "{}" + "}" * 200, "recursion limit"),
+    ],
+)
+def test_bad_grammars_say_why(kind, text, said) -> None:
+    with pytest.raises(GrammarError, match=said) as raised:
+        check(kind, text)
+    assert len(str(raised.value)) <= 500
+
+
+def test_compiled_once_and_shared_by_sequences(compiler, make_grammar) -> None:
+    first = compiler.compile(make_grammar("regex", "[xy]+z"))
+    assert compiler.compile(make_grammar("regex", "[xy]+z")) is first
+    one, other = first.result(30).matcher(), first.result(30).matcher()
+    before = one.allowed()
+    other.accept(int(np.flatnonzero(other.allowed())[0]))
+    assert (one.allowed() == before).all()
+
+
+def test_another_tokenizer_than_the_prompts_is_refused(compiler, make_grammar) -> None:
+    grammar = make_grammar("regex", "a")
+    vocabulary = type(grammar.vocabulary)(
+        folder=grammar.vocabulary.folder, digest="sha256:other", eos_ids=(2,)
+    )
+    with pytest.raises(GrammarError, match="not the one"):
+        compiler.compile(type(grammar)(kind="regex", text="a", vocabulary=vocabulary)).result(30)
+
+
+def test_json_is_written_on_one_line() -> None:
+    source = json.loads(llguidance_source("json_schema", TICKET))
+    options = source["grammars"][0]["json_schema"]["x-guidance"]
+    assert (options["item_separator"], options["key_separator"]) == (", ", ": ")
