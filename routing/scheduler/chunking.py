@@ -52,7 +52,8 @@ class StepCosts:
         self._sums = np.zeros((2, 4))
         self._weights = np.zeros(4)
         self._chunks_seen = 0
-        self._error = 0.2
+        self._predictions = 0
+        self._error = 0.0
 
     @property
     def known(self) -> bool:
@@ -77,7 +78,9 @@ class StepCosts:
         """Such a step took `seconds`, more than 0."""
         if self.known:
             relative = abs(self.predict(decodes, prompt_tokens, attended) / seconds - 1)
-            self._error += (min(relative, 1.0) - self._error) * (1 - _DECAY)
+            self._predictions += 1
+            pace = max(1 - _DECAY, 1 / self._predictions)
+            self._error += (min(relative, 1.0) - self._error) * pace
         row = _features(decodes, prompt_tokens, attended) / seconds
         kind = 1 if prompt_tokens else 0
         self._chunks_seen += kind
