@@ -2,8 +2,10 @@
 
 from polyloom.adapters.kernels import cuda as lora
 from polyloom.kvcache.kernels import cuda_attention
+from polyloom.platform.engine.kernels import cuda_sampling
 
 SOURCES = (
     (lora.SOURCE, lora.kernel_names),
     (cuda_attention.SOURCE, cuda_attention.kernel_names),
+    (cuda_sampling.SOURCE, cuda_sampling.kernel_names),
 )
