@@ -19,7 +19,7 @@ from polyloom.kvcache.prefix_cache import PrefixCache
 from polyloom.kvcache.prefix_counters import GroupKey
 from polyloom.kvcache.prefix_index import CachedBlock, Epoch
 
-SIZE, NUM_BLOCKS, MAX_HELD = 2, 14, 5
+SIZE, NUM_BLOCKS, MAX_HELD = 2, 9, 3
 MINE = Namespace(
     owner_kind="tenant",
     owner_name="mine",
@@ -37,6 +37,11 @@ NAMESPACES = (
     replace(MINE, adapter_digest="salt"),
     replace(MINE, owner_name="yours"),
     replace(MINE, owner_name="yours", owner_kind="group"),
+)
+# Few, and alike: prompts meet often.
+PROMPTS = st.one_of(
+    st.sampled_from(([0] * 8, [0] * 5, [0, 0, 0, 0, 1, 1, 1, 1], [1, 0, 0, 0, 0])),
+    st.lists(st.integers(0, 1), min_size=1, max_size=10),
 )
 Slot = tuple[Namespace, int, tuple[int, ...]]
 
@@ -87,11 +92,12 @@ class Sharing(RuleBasedStateMachine):
         return {(node.epoch, chain_tokens(node)) for node in self.cache.index}
 
     @rule(
-        namespace=st.sampled_from(NAMESPACES),
-        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=12),
+        namespace=st.one_of(st.just(MINE), st.sampled_from(NAMESPACES)),
+        prompt=PROMPTS,
         hold=st.sampled_from((None, None, None, "a", "b")),
     )
     def open(self, namespace: Namespace, prompt: list[int], hold: str | None) -> None:
+        prompt = list(prompt)
         if hold is not None:
             try:
                 self.cache.check_hold(hold, len(prompt))
@@ -133,7 +139,7 @@ class Sharing(RuleBasedStateMachine):
         sequence.computed, sequence.admitted = found, True
 
     @precondition(lambda self: any(n in self.manager for n in self.sequences))
-    @rule(data=st.data(), count=st.integers(1, 6), token=st.integers(0, 1))
+    @rule(data=st.data(), count=st.integers(1, 10), token=st.integers(0, 1))
     def run(self, data: st.DataObject, count: int, token: int) -> None:
         name = data.draw(st.sampled_from([n for n in self.sequences if n in self.manager]))
         sequence = self.sequences[name]
