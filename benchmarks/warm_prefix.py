@@ -58,7 +58,10 @@ def system_prompt(sentences: int) -> str:
 def question(number: int) -> str:
     """Differs from its first words on, so that no question is a prefix of another."""
     subject = SUBJECTS[number % len(SUBJECTS)]
-    return f"{number} {subject}s were delivered late and one is broken. Which rule applies here?"
+    return (
+        f"{number} {subject}s were delivered late and one is broken. "
+        "Which of the rules applies here, and why?"
+    )
 
 
 async def ask(
