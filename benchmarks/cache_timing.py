@@ -25,7 +25,7 @@ from examples.local_server import LocalServer, local_server
 from polyloom.platform.engine.model.store import pull
 
 DATA_DIR = Path.home() / ".cache/polyloom/test-base"
-PAIRS, CONTROL_PAIRS = 400, 100
+PAIRS, CONTROL_PAIRS = 300, 60
 SECRET_WORDS = 160
 ISOLATED, SHARED = 0.55, 0.95
 

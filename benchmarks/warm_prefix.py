@@ -60,7 +60,7 @@ def question(number: int) -> str:
     subject = SUBJECTS[number % len(SUBJECTS)]
     return (
         f"{number} {subject}s were delivered late and one is broken. "
-        "Which of the rules applies here, and why?"
+        "Which of your rules applies here, and what would you tell them?"
     )
 
 
