@@ -10,13 +10,15 @@ from enum import StrEnum
 
 
 class ModuleGroup(StrEnum):
-    """The fused linears of a decoder layer, and the output head."""
+    """The fused linears of a decoder layer, the output head, and what a draft head has besides:
+    the linear that fuses hidden state and embedding."""
 
     QKV = "qkv"
     OUT = "out"
     GATE_UP = "gate_up"
     DOWN = "down"
     HEAD = "head"
+    FUSE = "fuse"
 
 
 @dataclass(frozen=True)
@@ -78,5 +80,5 @@ class BaseLayout:
     other_names: tuple[str, ...] = ()
 
     def group(self, group: ModuleGroup) -> GroupShape:
-        """The shape of `group`; every base has all of them."""
+        """The shape of `group`; every base has all of them but FUSE."""
         return next(g for g in self.groups if g.group is group)

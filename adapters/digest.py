@@ -13,8 +13,6 @@ from pathlib import Path
 import msgspec
 import torch
 
-from polyloom.adapters.spec import AppliedFields
-
 _FORMAT = b"polyloom adapter revision 1"
 _CHUNK = 1 << 20
 
@@ -22,9 +20,10 @@ _CHUNK = 1 << 20
 class RevisionDigest:
     """Accumulates one digest: the fields first, then tensors in order, then files in order."""
 
-    def __init__(self, fields: AppliedFields) -> None:
+    def __init__(self, fields: msgspec.Struct, form: bytes = _FORMAT) -> None:
+        """fields: those of the config that mean something. form: what kind of content it is."""
         self._hash = hashlib.sha256()
-        self._frame(_FORMAT)
+        self._frame(form)
         self._frame(_canonical_json(msgspec.to_builtins(fields)))
 
     def add_tensor(self, name: str, dtype: str, tensor: torch.Tensor) -> None:

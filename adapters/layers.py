@@ -12,16 +12,22 @@ from polyloom.kvcache.kernels.dispatch import Capabilities
 class LoraLayers:
     """Applies a batch's revisions to the outputs of fused linears.
 
-    Ledgers: `lora` counts calls that had work; `lora_tiles` segments that ran on matrix tiles.
+    Ledgers: `<name>` counts calls that had work; `<name>_tiles` segments that ran on matrix tiles.
     """
 
-    def __init__(self, pages: AdapterPages, choice: LoraChoice, capabilities: Capabilities) -> None:
+    def __init__(
+        self,
+        pages: AdapterPages,
+        choice: LoraChoice,
+        capabilities: Capabilities,
+        name: str = "lora",
+    ) -> None:
         """choice: its op is the one that `pages` were built with."""
         self._pools = pages.pools
         self._op = choice.op
         self._fallback_reason = choice.fallback_reason
-        self._ledger = capabilities.register("lora", choice.op.name)
-        self._tiles = capabilities.register("lora_tiles", choice.op.name)
+        self._ledger = capabilities.register(name, choice.op.name)
+        self._tiles = capabilities.register(f"{name}_tiles", choice.op.name)
 
     def apply(
         self,

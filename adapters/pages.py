@@ -8,10 +8,11 @@ head-only one use the same budget, nothing fragments, and memory in use is what 
 """
 
 from collections import defaultdict
+from typing import Protocol
 
 import torch
 
-from polyloom.adapters.base_layout import BaseLayout, GroupShape, ModuleGroup
+from polyloom.adapters.base_layout import GroupShape, ModuleGroup
 from polyloom.adapters.config import PAGE_RANKS, AdapterPoolConfig
 from polyloom.adapters.device_memory import zeroed_bytes
 from polyloom.adapters.errors import AdapterTooLargeError, CorruptAdapterError
@@ -23,10 +24,17 @@ from polyloom.adapters.weights import AdapterWeights, LoraTerm, RowTerm
 _ALIGNMENT = 64
 
 
+class PagedLinears(Protocol):
+    """The fused linears that pages are made for: a base's, or a draft head's."""
+
+    @property
+    def groups(self) -> tuple[GroupShape, ...]: ...
+
+
 class AdapterPages:
     """All pools of one engine. Owned by the step loop; only `write` may run on another thread."""
 
-    def __init__(self, config: AdapterPoolConfig, layout: BaseLayout, op: LoraOp) -> None:
+    def __init__(self, config: AdapterPoolConfig, layout: PagedLinears, op: LoraOp) -> None:
         self.config = config
         self.pools = {shape.group: self._pool(shape, op) for shape in layout.groups}
         self._op = op

@@ -4,10 +4,10 @@ from typing import Literal
 
 import msgspec
 
-from polyloom.adapters.source import AdapterSource
+from polyloom.adapters.source import AdapterSource, DraftHeadSource
 from polyloom.routing.combination import Combination
-from polyloom.routing.grammar import Grammar
 from polyloom.routing.drafts import DraftPolicy
+from polyloom.routing.grammar import Grammar
 from polyloom.routing.sampling_params import SamplingParams
 
 
@@ -36,6 +36,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     sequence_id: unique over all API processes; a request with `n` choices is `n` of these.
     adapter: files of `combination.adapter_digest`; None exactly when that digest is None.
+    draft_head: files of `combination.head_digest`, likewise.
     prompt: token ids, never empty.
     deadline: unix seconds after which the sequence is ended with reason `deadline`; None for none.
     cache: where blocks of its prompt may come from and go to; None: it shares nothing.
@@ -51,6 +52,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
     combination: Combination
     adapter: AdapterSource | None
+    draft_head: DraftHeadSource | None = None
     prompt: tuple[int, ...]
     sampling: SamplingParams
     deadline: float | None = None

@@ -29,6 +29,9 @@ class Admission:
             return Refused(request.sequence_id, INVALID_ADAPTER, message)
         if not 0 < request.weight < math.inf:
             return _refused(request, f"weight must be finite and above 0, not {request.weight}")
+        head = request.draft_head
+        if combination.head_digest != (None if head is None else head.digest):
+            return _refused(request, "draft head and combination name different heads")
         if not request.prompt:
             return _refused(request, "the prompt is empty")
         if not self._in_vocabulary(request.prompt):

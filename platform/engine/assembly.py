@@ -3,6 +3,7 @@
 import logging
 import math
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -27,6 +28,7 @@ from polyloom.kvcache.manager import KVCacheManager
 from polyloom.kvcache.prefix_cache import PrefixCache
 from polyloom.kvcache.storage import KVStorage
 from polyloom.platform.engine.admission import Admission
+from polyloom.platform.engine.draft_heads.heads import DraftHeads
 from polyloom.platform.engine.errors import EngineStartError
 from polyloom.platform.engine.kernels.cpu import CpuOps
 from polyloom.platform.engine.kernels.ops import EngineOps, ReferenceOps
@@ -38,9 +40,10 @@ from polyloom.platform.engine.model.weights import FusedWeights
 from polyloom.platform.engine.prefix import EnginePrefixCache
 from polyloom.platform.engine.runner import ModelRunner
 from polyloom.platform.engine.settings import EngineSettings
+from polyloom.platform.engine.speculation.draft_head import DraftHeadDrafter
 from polyloom.platform.engine.speculation.drafter import Drafter
 from polyloom.platform.engine.speculation.ngram import NgramDrafter
-from polyloom.platform.engine.speculation.speculator import Speculator
+from polyloom.platform.engine.speculation.speculator import DraftBlocks, Speculator
 from polyloom.platform.engine.step import Engine
 from polyloom.platform.engine.structured.compiler import GrammarCompiler
 from polyloom.platform.engine.structured.sequences import SequenceGrammars
@@ -50,6 +53,11 @@ from polyloom.routing.scheduler.config import SchedulerConfig
 logger = logging.getLogger("polyloom.engine")
 
 MAX_RESIDENT_ADAPTERS = 1024
+_MIN_DELTA_MEMORY = 1 << 24
+
+
+MakeSpeculator = Callable[[Sequence[Drafter], DraftBlocks, int], Speculator]
+"""From an engine's drafters, its blocks and its token budget."""
 
 
 class RevisionLoader:
@@ -75,7 +83,7 @@ class RevisionLoader:
         return load_adapter_weights(Path(source.path), self._layout, self._base, source.digest)
 
 
-def build_engine(settings: EngineSettings) -> Engine:
+def build_engine(settings: EngineSettings, make_speculator: MakeSpeculator = Speculator) -> Engine:
     """An engine ready to step.
 
     Raises:
@@ -88,7 +96,8 @@ def build_engine(settings: EngineSettings) -> Engine:
     config, capabilities = read_config(Path(settings.model_folder)), Capabilities()
     weights = FusedWeights(Path(settings.model_folder), config, dtype)
     layout = base_layout(config, name=settings.base_name, digest=settings.base_digest)
-    decoder = Decoder(config, weights, _engine_ops(settings, capabilities), dtype)
+    ops = _engine_ops(settings, capabilities)
+    decoder = Decoder(config, weights, ops, dtype)
     cache = _cache_config(settings, config, dtype, device)
     storage = KVStorage(cache)
     attention = PagedAttention(
@@ -101,11 +110,13 @@ def build_engine(settings: EngineSettings) -> Engine:
     pages = AdapterPages(pool, layout, lora.op)
     lora_layers = LoraLayers(pages, lora, capabilities)
     residency = Residency(pages, RevisionLoader(layout, weights))
+    draft_heads = DraftHeads(weights, ops, lora, _delta_pool(pool), capabilities)
     scheduler, block_pool = _scheduler_config(settings, config, cache), BlockPool(cache.num_blocks)
     prefix_cache = _prefix_cache(settings, cache, block_pool, storage, scheduler.max_model_len)
     blocks = KVCacheManager(block_pool, cache.block_size, prefix_cache)
     grammars = SequenceGrammars(GrammarCompiler(config.vocab_size))
-    speculator = Speculator(_drafters(settings), blocks, settings.token_budget)
+    drafters = _drafters(settings, decoder, draft_heads)
+    speculator = make_speculator(drafters, blocks, settings.token_budget)
     return Engine(
         Admission(settings.base_digest, config.vocab_size),
         Batcher(scheduler, blocks, residency),
@@ -126,12 +137,23 @@ def build_engine(settings: EngineSettings) -> Engine:
         speculator,
         pages,
         residency,
+        draft_heads,
         capabilities,
     )
 
 
-def _drafters(settings: EngineSettings) -> list[Drafter]:
-    return [NgramDrafter() for name in settings.drafters if name == "ngram"]
+def _drafters(settings: EngineSettings, decoder: Decoder, draft_heads: DraftHeads) -> list[Drafter]:
+    drafters: list[Drafter] = []
+    if "ngram" in settings.drafters:
+        drafters.append(NgramDrafter())
+    if "draft_head" in settings.drafters:
+        drafters.append(DraftHeadDrafter(decoder, draft_heads))
+    return drafters
+
+
+def _delta_pool(adapters: AdapterPoolConfig) -> AdapterPoolConfig:
+    """Memory of the adapters' draft heads: they are small beside the adapters."""
+    return replace(adapters, memory_bytes=max(_MIN_DELTA_MEMORY, adapters.memory_bytes // 8))
 
 
 def _implementation(settings: EngineSettings) -> Literal["reference", "cpu"]:

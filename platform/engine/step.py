@@ -17,6 +17,7 @@ from polyloom.kvcache.kernels.dispatch import Capabilities
 from polyloom.kvcache.manager import KVCacheManager
 from polyloom.platform.engine.admission import INVALID_ADAPTER, INVALID_REQUEST, Admission
 from polyloom.platform.engine.counters import EngineCounters
+from polyloom.platform.engine.draft_heads.heads import DraftHeads
 from polyloom.platform.engine.errors import GrammarError, IntegrityError, SamplingError
 from polyloom.platform.engine.messages import (
     AdapterResidency,
@@ -67,6 +68,7 @@ class Engine:
         speculator: Speculator,
         pages: AdapterPages,
         residency: Residency,
+        draft_heads: DraftHeads,
         capabilities: Capabilities,
     ) -> None:
         self.max_model_len = batcher.config.max_model_len
@@ -80,6 +82,7 @@ class Engine:
         self._speculator = speculator
         self._pages = pages
         self._residency = residency
+        self._draft_heads = draft_heads
         self._capabilities = capabilities
         self._draining = False
         self._failed_in_a_row = 0
@@ -123,8 +126,10 @@ class Engine:
         return None if sequence is None else self._finish(sequence, "abort")
 
     def retire(self, adapter_digest: str) -> None:
-        """Unload a revision once no sequence holds it; what it computed is reused no more."""
+        """Unload a revision and its draft heads once no sequence holds them; what it computed is
+        reused no more. Given a draft head's digest, unload that."""
         self._residency.retire(adapter_digest)
+        self._draft_heads.retire(adapter_digest)
         self.invalidate(Invalidate(cause="revision_retired", adapter_digest=adapter_digest))
 
     def invalidate(self, command: Invalidate) -> None:
@@ -235,6 +240,7 @@ class Engine:
         try:
             self._blocks.check_idle()
             self._residency.check()
+            self._draft_heads.check()
         except (KVCacheError, AssertionError) as error:
             raise IntegrityError(f"while idle: {error}") from error
         pinned = [a.digest for a in self._residency.snapshot() if a.pinned_by]
@@ -242,8 +248,9 @@ class Engine:
             raise IntegrityError(f"while idle: pins are held on {pinned}")
 
     def close(self) -> None:
-        """Stop the threads that load adapters and compile grammars."""
+        """Stop the threads that load adapters and heads and compile grammars."""
         self._residency.close()
+        self._draft_heads.close()
         self._grammars.stop()
 
     def _run(self, plan: StepPlan) -> list[Event]:
@@ -340,8 +347,8 @@ class Engine:
     ) -> Finished:
         now, arrival, first = time.monotonic(), sequence.arrival, sequence.first_token_at
         outcome = self._prefix_cache.close(sequence.sequence_id)
-        self._grammars.close(sequence.sequence_id)
         drafts = self._speculator.close(sequence.sequence_id)
+        self._grammars.close(sequence.sequence_id)
         return Finished(
             sequence_id=sequence.sequence_id,
             reason=reason,
