@@ -30,6 +30,7 @@ from polyloom.platform.engine.pool import EnginePool
 from polyloom.platform.engine.settings import EngineSettings
 from polyloom.platform.generation.cache_observer import CacheObserver
 from polyloom.platform.generation.golden import GoldenRuns
+from polyloom.platform.generation.grammar_checks import GrammarChecks
 from polyloom.platform.generation.held_prefixes import HoldPlanner
 from polyloom.platform.generation.inference import Inference
 from polyloom.platform.generation.prompts import PromptFormats, shipped_template
@@ -259,11 +260,14 @@ class Assembly:
         stack.push_async_callback(watch.stop)
         meter = self.metrics.meter
         self.engine_metrics = EngineMetrics(meter, self.engine.engines, watch.capabilities)
+        grammars = GrammarChecks()
+        stack.callback(grammars.close)
         self.inference = Inference(
             engine=self.engine,
             routes=lambda: self.snapshots.current,
             served=self._served,
             formats=PromptFormats(TokenizerCache(), self.base.folder, self.templates),
+            grammars=grammars,
             rate_limits=rate_limits,
             usage=recorder,
             metrics=GenerationMetrics(meter),

@@ -59,9 +59,3 @@ def wants_usage(stream: bool | None, options: StreamOptions | None) -> bool:
     if options is not None and not stream:
         raise InvalidRequest("only with stream=true", param="stream_options")
     return options is not None and bool(options.include_usage)
-
-
-def refuse_response_format(kind: str | None) -> None:
-    """Only text can be asked for. Raises InvalidRequest naming the field."""
-    if kind not in (None, "text"):
-        raise InvalidRequest(f"{kind!r} is not supported yet; use text", param="response_format")

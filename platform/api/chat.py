@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import msgspec
@@ -13,7 +14,6 @@ from litestar.openapi.datastructures import ResponseSpec
 from polyloom.platform.api.answers import (
     STREAM_GRACE_SECONDS,
     answer_headers,
-    refuse_response_format,
     resolve_target,
     usage_of,
     wants_usage,
@@ -40,6 +40,7 @@ from polyloom.platform.generation.output_text import TextToken
 from polyloom.platform.generation.request_plan import (
     LogprobsPlan,
     check_top_logprobs,
+    plan_answer_format,
     plan_choices,
     plan_max_tokens,
     plan_sampling,
@@ -65,9 +66,9 @@ async def create_chat_completion(
     refuse_unsupported(body)
     with_usage = wants_usage(body.stream, body.stream_options)
     target = await resolve_target(request, inference, body, "chat.completions")
-    call = inference.call(
-        target, [await plan_prompt(body, target)], plan_choices(body), plan_stops(body)
-    )
+    grammar = await inference.grammar(target, plan_answer_format(body))
+    prompt = replace(await plan_prompt(body, target), grammar=grammar)
+    call = inference.call(target, [prompt], plan_choices(body), plan_stops(body))
     if body.stream:
         events = stream_chunks(call, with_usage, bool(body.logprobs))
         limit = inference.deadline + STREAM_GRACE_SECONDS
@@ -86,7 +87,6 @@ def refuse_unsupported(body: ChatRequest) -> None:
         raise InvalidRequest("tools are not supported yet", param="tool_choice")
     if body.modalities not in (None, ["text"]):
         raise InvalidRequest("only text", param="modalities")
-    refuse_response_format(body.response_format.type if body.response_format else None)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("only with logprobs=true", param="top_logprobs")
 

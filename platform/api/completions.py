@@ -12,7 +12,6 @@ from litestar.openapi.datastructures import ResponseSpec
 from polyloom.platform.api.answers import (
     STREAM_GRACE_SECONDS,
     answer_headers,
-    refuse_response_format,
     resolve_target,
     usage_of,
     wants_usage,
@@ -31,6 +30,7 @@ from polyloom.platform.generation.output_text import TextToken
 from polyloom.platform.generation.request_plan import (
     LogprobsPlan,
     check_top_logprobs,
+    plan_answer_format,
     plan_choices,
     plan_max_tokens,
     plan_sampling,
@@ -75,17 +75,17 @@ def refuse_unsupported(body: CompletionRequest) -> None:
         raise InvalidRequest("infilling is not supported", param="suffix")
     if body.best_of not in (None, body.n or 1):
         raise InvalidRequest("only best_of equal to n is supported", param="best_of")
-    refuse_response_format(body.response_format.type if body.response_format else None)
 
 
 async def plan_call(body: CompletionRequest, target: Target, inference: Inference) -> InferenceCall:
     """Encode the prompts and check the parameters against the model."""
     texts_or_ids = prompts_of(body)
     choices = plan_choices(body, len(texts_or_ids))
+    grammar = await inference.grammar(target, plan_answer_format(body))
     prompts: list[Prompt] = []
     for prompt in texts_or_ids:
         ids = await _encode(prompt, target)
-        prompts.append(Prompt(ids, _sampling(body, target, ids)))
+        prompts.append(Prompt(ids, _sampling(body, target, ids), grammar))
     echo: tuple[str, ...] = ()
     if body.echo:
         tokenizer = target.format.tokenizer

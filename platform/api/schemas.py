@@ -15,12 +15,6 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class ResponseFormat(msgspec.Struct, kw_only=True):
-    """Only `text` is served."""
-
-    type: str
-
-
 class CompletionRequest(SamplingOptions, kw_only=True, forbid_unknown_fields=True):
     """Body of `POST /v1/completions`; `prompt` is text, token ids, or a list of either."""
 
@@ -31,7 +25,6 @@ class CompletionRequest(SamplingOptions, kw_only=True, forbid_unknown_fields=Tru
     echo: bool | None = None
     suffix: str | None = None
     best_of: int | None = None
-    response_format: ResponseFormat | None = None
 
 
 class TextPart(msgspec.Struct, kw_only=True):
@@ -64,9 +57,9 @@ class ChatRequest(SamplingOptions, kw_only=True, forbid_unknown_fields=True):
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: ResponseFormat | None = None
     tools: list[Any] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     modalities: list[str] | None = None
 
 

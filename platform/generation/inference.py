@@ -13,7 +13,9 @@ import msgspec
 from polyloom.platform.coordination.announcements import Announcements, CancelRequest
 from polyloom.platform.coordination.limits import RateLimits
 from polyloom.platform.errors import EngineUnavailable
+from polyloom.platform.generation.answer_formats import AnswerFormat
 from polyloom.platform.generation.cache_observer import CacheObserver
+from polyloom.platform.generation.grammar_checks import GrammarChecks
 from polyloom.platform.generation.prompts import PromptFormats
 from polyloom.platform.generation.request_plan import ServedModel
 from polyloom.platform.generation.run import ChoiceDelta, GenerationRun, RunPlan, SequenceEngine
@@ -21,6 +23,7 @@ from polyloom.platform.generation.templates import ChatTemplate
 from polyloom.platform.services.usage import UsageRecorder
 from polyloom.platform.services.views import TenantView, UsageRecord
 from polyloom.platform.telemetry.generation import GenerationMetrics
+from polyloom.routing.grammar import Grammar
 from polyloom.routing.request import CacheScope, GenerationRequest
 from polyloom.routing.resolver import Resolution, resolve
 from polyloom.routing.sampling_params import SamplingParams
@@ -49,10 +52,11 @@ class Target:
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids of one prompt, and the parameters of its first choice."""
+    """Token ids of one prompt, the parameters of its first choice, and what its answers match."""
 
     ids: tuple[int, ...]
     sampling: SamplingParams
+    grammar: Grammar | None = None
 
 
 class InferenceCall:
@@ -150,6 +154,7 @@ class Inference:
         routes: Callable[[], RouteSnapshot],
         served: Callable[[], ServedModel | None],
         formats: PromptFormats,
+        grammars: GrammarChecks,
         rate_limits: RateLimits,
         usage: UsageRecorder,
         metrics: GenerationMetrics,
@@ -167,6 +172,7 @@ class Inference:
         self._routes = routes
         self._served = served
         self._formats = formats
+        self._grammars = grammars
         self._announcements = announcements
         announcements.subscribe(CancelRequest, self._cancel_here)
 
@@ -232,6 +238,16 @@ class Inference:
             conversation=None if session is None else _conversation(session),
         )
 
+    async def grammar(self, target: Target, asked: AnswerFormat | None) -> Grammar | None:
+        """What was asked of an answer as the engine takes it, checked.
+
+        Raises InvalidSchema, InvalidRequest, QueueFull.
+        """
+        if asked is None:
+            return None
+        await self._grammars.check(asked)
+        return asked.on(target.format.tokenizer, target.served.eos_ids)
+
     def call(
         self,
         target: Target,
@@ -265,6 +281,7 @@ class Inference:
             sampling=msgspec.structs.replace(sampling, choice=choice),
             deadline=deadline,
             cache=target.cache,
+            grammar=prompt.grammar,
             conversation=target.conversation,
             weight=target.tenant.weight,
         )

@@ -12,6 +12,7 @@ from polyloom.platform.errors import (
     DeadlineExceeded,
     EngineUnavailable,
     InvalidRequest,
+    InvalidSchema,
     PlatformError,
     QueueFull,
 )
@@ -26,6 +27,7 @@ _BY_CODE: dict[str, type[PlatformError]] = {
         DeadlineExceeded,
         EngineUnavailable,
         InvalidRequest,
+        InvalidSchema,
         QueueFull,
     )
 }

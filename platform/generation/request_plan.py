@@ -8,6 +8,11 @@ from typing import Any
 import msgspec
 
 from polyloom.platform.errors import ContextLengthExceeded, InvalidRequest
+from polyloom.platform.generation.answer_formats import (
+    AnswerFormat,
+    ResponseFormat,
+    answer_format,
+)
 from polyloom.platform.generation.tokenizers import TextTokenizer
 from polyloom.routing.sampling_params import SamplingParams
 
@@ -26,8 +31,10 @@ _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 class SamplingOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What completions and chat have in common; null means the default.
 
-    top_k, min_p, repetition_penalty, ignore_eos, min_tokens, stop_token_ids and cache_salt (prompts
-    share cached blocks only with prompts of the same salt) go beyond OpenAI's fields. The fields from `metadata` on are sent by clients, change no token and are ignored.
+    Beyond OpenAI's fields: top_k, min_p, repetition_penalty, ignore_eos, min_tokens,
+    stop_token_ids, cache_salt (prompts share cached blocks only with prompts of the same salt),
+    regex (all of the answer matches it) and grammar (likewise, in llguidance's Lark). The fields
+    from `metadata` on are sent by clients, change no token and are ignored.
     """
 
     model: str
@@ -48,10 +55,12 @@ class SamplingOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     min_tokens: int | None = None
     stop_token_ids: list[int] | None = None
     cache_salt: str | None = None
+    response_format: ResponseFormat | None = None
+    regex: str | None = None
+    grammar: str | None = None
     metadata: Any = None
     store: bool | None = None
     service_tier: str | None = None
-    parallel_tool_calls: bool | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
@@ -139,6 +148,14 @@ def plan_stops(options: SamplingOptions) -> tuple[str, ...]:
             f"stop strings have 1 to {MAX_STOP_CHARACTERS} characters", param="stop"
         )
     return tuple(stops)
+
+
+def plan_answer_format(options: SamplingOptions) -> AnswerFormat | None:
+    """The grammar of the answer, not looked into yet; None for free text."""
+    asked = answer_format(options.response_format, options.regex, options.grammar)
+    if asked is not None and options.min_tokens:
+        raise InvalidRequest(f"cannot be combined with {asked.param}", param="min_tokens")
+    return asked
 
 
 def plan_salt(options: SamplingOptions) -> str | None:

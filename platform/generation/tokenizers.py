@@ -38,6 +38,7 @@ class TextTokenizer:
             raise TokenizerUnusable(f"no usable tokenizer: {error}") from error
         if not isinstance(tokenizer, PreTrainedTokenizerFast):
             raise TokenizerUnusable("only tokenizers with a tokenizer.json are supported")
+        self.folder = folder
         self.transformers = tokenizer
         self._backend = tokenizer.backend_tokenizer
         added = self._backend.get_added_tokens_decoder()

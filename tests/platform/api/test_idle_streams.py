@@ -14,6 +14,7 @@ from polyloom.platform.coordination.limits import RateLimits
 from polyloom.platform.coordination.live_state import LiveState
 from polyloom.platform.engine.messages import Finished, Timings, Tokens
 from polyloom.platform.generation.cache_observer import CacheObserver
+from polyloom.platform.generation.grammar_checks import GrammarChecks
 from polyloom.platform.generation.inference import Inference
 from polyloom.platform.generation.prompts import PromptFormats
 from polyloom.platform.generation.request_plan import ServedModel
@@ -117,6 +118,7 @@ async def test_five_hundred_idle_streams_end_without_a_trace(tiny_llama_folder: 
         routes=lambda: RouteSnapshot(1, {"base": base}),
         served=lambda: ServedModel(1024, 1023, (2,)),
         formats=PromptFormats(TokenizerCache(), tiny_llama_folder, TemplateWorkers()),
+        grammars=GrammarChecks(),
         rate_limits=RateLimits(live),
         usage=ledger,  # type: ignore[arg-type]
         metrics=GenerationMetrics(metrics.meter),
