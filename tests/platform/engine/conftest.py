@@ -135,16 +135,17 @@ def engine_factory(
 @pytest.fixture(scope="session")
 def adapter_factory(
     tiny_llama_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[int, int], AdapterSource]:
-    """Random PEFT adapters of the tiny Llama by (rank, seed), with a strong effect."""
+) -> Callable[..., AdapterSource]:
+    """Random PEFT adapters of the tiny Llama by (rank, seed, target modules), with a strong
+    effect."""
     config = read_config(tiny_llama_folder)
     layout = base_layout(config, name=tiny_llama_folder.name, digest=BASE_DIGEST)
     base = FusedWeights(tiny_llama_folder, config, torch.float32)
 
-    def make(rank: int, seed: int) -> AdapterSource:
+    def make(rank: int, seed: int, targets: str | list[str] = "all-linear") -> AdapterSource:
         folder = tmp_path_factory.mktemp("adapter")
         model = AutoModelForCausalLM.from_pretrained(tiny_llama_folder, dtype=torch.float32)
-        lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
+        lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets)
         adapted = get_peft_model(model, lora)
         torch.manual_seed(seed)
         with torch.no_grad():
