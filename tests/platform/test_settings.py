@@ -45,6 +45,8 @@ def test_the_client_s_variables_are_left_alone() -> None:
         ("POLYLOOM_KV_MEMORY", "lots"),
         ("POLYLOOM_QUEUE_LIMIT", "0"),
         ("POLYLOOM_REQUEST_DEADLINE", "-1"),
+        ("POLYLOOM_ITL_TARGET", "0"),
+        ("POLYLOOM_ITL_TARGET", "inf"),
         ("POLYLOOM_ADMIN_KEY", "short"),
     ],
 )

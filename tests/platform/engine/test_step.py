@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -249,6 +250,25 @@ def test_what_could_fail_a_step_is_refused_by_name(
     refused = engine.submit(request)
     assert refused.code == "invalid_request"
     assert message in refused.message
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_weight_that_is_no_share_is_refused(engine_factory, request_factory, weight):
+    request = msgspec.structs.replace(request_factory((1, 2)), weight=weight)
+    refused = engine_factory().submit(request)
+    assert (refused.code, "weight" in refused.message) == ("invalid_request", True)
+
+
+def test_chunks_are_counted_and_their_size_follows_the_target(engine_factory, request_factory, run):
+    """No decode takes less than a microsecond, so chunks go down to their floor."""
+    engine = engine_factory(itl_target=1e-6, token_budget=512, max_running=4)
+    talks = [request_factory((1, 2), max_tokens=60) for _ in range(3)]
+    run(engine, [*talks, *(request_factory((5,) * 300, max_tokens=1) for _ in range(6))])
+    status = engine.status()
+    assert status.prompt_tokens_total == 3 * 2 + 6 * 300
+    assert (status.chunk_tokens, status.chunk_changes_total > 0) == (64, True)
+    assert status.chunks_total > 3 + 6
+    assert status.chunk_overhead_seconds_total > 0
 
 
 def test_failing_logits_end_their_sequence_alone(engine_factory, request_factory, monkeypatch, run):

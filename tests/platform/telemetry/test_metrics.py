@@ -46,6 +46,8 @@ STATUS = Status(
     prompt_tokens_total=1,
     generated_tokens_total=2,
     preemptions_total=0,
+    chunks_total=11,
+    chunk_tokens=96,
 )
 
 
@@ -102,6 +104,8 @@ def test_the_engine_is_observed_when_asked() -> None:
     assert any(
         x.startswith("polyloom_engine_sequences_running") and x.endswith(" 2.0") for x in found
     )
+    assert any(x.startswith("polyloom_engine_chunks_total") and x.endswith(" 11.0") for x in found)
+    assert any(x.startswith("polyloom_engine_chunk_tokens") and x.endswith(" 96.0") for x in found)
     assert any(
         'polyloom_pages_free{polyloom_group="qkv"}' in x or ("pages_free" in x and "qkv" in x)
         for x in found
