@@ -96,6 +96,10 @@ class PrefixIndex:
     def __iter__(self) -> Iterator[CachedBlock]:
         return iter(self._by_hash.values())
 
+    def by_use(self) -> Iterator[CachedBlock]:
+        """The most recently used first."""
+        return reversed(self._by_hash.values())
+
     def open(self, namespace: Namespace) -> Epoch:
         """The namespace's epoch, which stays known until as many `close` calls and its blocks'
         eviction."""
@@ -221,6 +225,7 @@ class PrefixIndex:
 
     def _use(self, node: CachedBlock) -> None:
         node.used = next(self._uses)
+        self._by_hash[node.hash] = self._by_hash.pop(node.hash)  # the order is that of use
         node.worth = self._evicted_worth + 1 + node.end / ATTENTION_TOKENS
 
     def _offer(self, node: CachedBlock) -> None:

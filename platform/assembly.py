@@ -331,4 +331,5 @@ def _engine_settings(settings: Settings, base: BaseModel, socket: Path) -> Engin
         max_model_len=settings.max_model_len,
         max_rank=settings.max_rank,
         itl_target=settings.itl_target,
+        prefix_cache=settings.prefix_cache,
     )

@@ -38,6 +38,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     request_deadline: seconds from arrival to the last token.
     itl_target: seconds between two tokens of an answer that long prompts are cut up for.
     engines: processes that each hold the base; memory, queue and running limits are of each.
+    prefix_cache: reuse the KV of prompts that begin alike, within one namespace.
     admin_key: None makes the first start write one into the data directory.
     """
 
@@ -62,6 +63,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_rank: int = 256
     itl_target: float = 0.1
     engines: int = 1
+    prefix_cache: bool = True
 
     def __post_init__(self) -> None:
         if not self.base:

@@ -1,5 +1,6 @@
 """The prefix cache in the engine's words: requests in, outcomes and reports out."""
 
+import itertools
 import secrets
 
 from polyloom.kvcache.errors import HoldTooLargeError
@@ -144,9 +145,9 @@ class EnginePrefixCache:
 
 def _hot(index: PrefixIndex) -> tuple[HotPrefix, ...]:
     """The most recently used ends, branches and regular stations of the cached chains."""
-    stations = [node for node in index if _is_station(node)]
-    stations.sort(key=lambda node: node.used, reverse=True)
-    return tuple(HotPrefix(node.hash.hex(), node.end) for node in stations[:MAX_HOT])
+    recent = itertools.islice(index.by_use(), MAX_HOT * HOT_BLOCKS)
+    stations = itertools.islice(filter(_is_station, recent), MAX_HOT)
+    return tuple(HotPrefix(node.hash.hex(), node.end) for node in stations)
 
 
 def _is_station(node: CachedBlock) -> bool:
