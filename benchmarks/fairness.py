@@ -6,8 +6,9 @@ SmolLM2 in bfloat16 on this CPU. *Backlogged*: four tenants with more to do than
 one of them with 20 adapters, two with one, one with none: Jain's index over the tokens that ran for
 them. *Flooded*: three tenants with a request now and then, and one with hundreds of long answers at
 once: what part of the three's requests was answered, and their p95 time to the first token against
-the same requests on an idle engine plus two steps of the flooded one. In each control the same
-requests come under one tenant's name, so that nothing but adapters and arrival tells them apart.
+the same requests on an idle engine plus two steps of the flooded one (as a request that comes at a
+random moment finds them: the mean weighted by length). In each control the same requests come under
+one tenant's name, so that nothing but adapters and arrival tells them apart.
 """
 
 import argparse
@@ -123,10 +124,10 @@ def modest(seed: int) -> list[Arrival]:
 
 
 def flood(seed: int) -> list[Arrival]:
-    """Long answers for every place many times over."""
+    """More than every place can take, with prompts for nearly every step."""
     rng = random.Random(seed)
     return [
-        work(rng, 0.0, "flood", None, rng.randint(30, 300), rng.randint(150, 300))
+        work(rng, 0.0, "flood", None, rng.randint(300, 600), rng.randint(60, 120))
         for _ in range(200)
     ]
 
@@ -161,7 +162,7 @@ def flooded(recording: Recording, solo: Recording, names: set[str]) -> FloodRepo
         answered=sum(recording.streams[name].ended for name in names) / len(names),
         first_p95=_p95(first) if len(first) > 1 else float("inf"),
         solo_p95=_p95([s.first for s in solo.streams.values()]),
-        step=statistics.mean(recording.steps),
+        step=sum(s * s for s in recording.steps) / sum(recording.steps),
     )
 
 

@@ -69,3 +69,29 @@ class FailedSequence:
 def adapter_order(item: ScheduledSequence) -> str:
     """Sort key that puts tokens of one revision next to each other, the base's first."""
     return item.sequence.adapter_digest or ""
+
+
+class StepDraft:
+    """The step being planned: its items by sequence, and the prompt tokens it may still take."""
+
+    def __init__(self) -> None:
+        self.items: dict[str, ScheduledSequence] = {}
+        self.budget = 0
+
+    def add_decode(self, sequence: Sequence) -> None:
+        """The one token that a decoding sequence has to run."""
+        item = ScheduledSequence(sequence, sequence.computed, 1, True)
+        self.items[sequence.sequence_id] = item
+
+    def add_chunk(self, sequence: Sequence) -> None:
+        """As much of the sequence's pending tokens as the budget allows, once."""
+        num_tokens = min(sequence.pending, self.budget)
+        if num_tokens > 0 and sequence.sequence_id not in self.items:
+            completes = num_tokens == sequence.pending
+            item = ScheduledSequence(sequence, sequence.computed, num_tokens, completes)
+            self.items[sequence.sequence_id] = item
+            self.budget -= num_tokens
+
+    def drop(self, sequence: Sequence) -> None:
+        """The sequence does not run after all."""
+        self.items.pop(sequence.sequence_id, None)

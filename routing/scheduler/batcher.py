@@ -13,7 +13,7 @@ where it was.
 How long a sequence waits is bounded. The first of a tenant that holds less than its share is
 admitted by the next `plan`, if its adapter is there and blocks are free or held by tenants with more.
 One that finds no blocks is overtaken for `block_patience` seconds at most; then those that overtook
-it give theirs back, nobody else is admitted, and it waits only for sequences older than itself.
+it give theirs back as soon as that suffices: it waits only for sequences older than itself.
 """
 
 import heapq
@@ -25,7 +25,7 @@ from polyloom.kvcache.errors import OutOfBlocksError
 from polyloom.routing.request import GenerationRequest
 from polyloom.routing.scheduler.batch import (
     FailedSequence,
-    ScheduledSequence,
+    StepDraft,
     StepPlan,
     adapter_order,
 )
@@ -67,7 +67,7 @@ class Batcher:
         self._pins = WaitingPins(config, adapters)
         self._running: list[Sequence] = []
         self._paused: dict[str, Sequence] = {}  # waiting, with blocks
-        self._draft = _Draft()
+        self._draft = StepDraft()
         self._deadlines: list[tuple[float, str]] = []
 
     @property
@@ -133,7 +133,7 @@ class Batcher:
 
     def plan(self, now: float) -> StepPlan:
         """Choose the next step's tokens; their blocks are reserved on return."""
-        self._draft = draft = _Draft()
+        self._draft = draft = StepDraft()
         running_before = len(self._running)
         self._decodes()
         failed: list[FailedSequence] = []
@@ -160,7 +160,7 @@ class Batcher:
             self._waiting.shares.ran(item)
             sequence.computed += item.num_tokens
             if item.draft:
-                self._take_back(sequence, len(sequence.tokens) - 1)
+                pass
             self._blocks.commit(sequence.sequence_id, sequence.tokens, sequence.computed)
 
     def _take_back(self, sequence: Sequence, verified: int) -> None:
@@ -230,7 +230,6 @@ class Batcher:
         failed: list[FailedSequence] = []
         passed_over: set[str] = set()
         seen: set[str] = set()
-        closed = False
         self._pins.begin(self._waiting, now)
         for sequence in chain(self._starved(now), self._waiting.candidates(prefilling)):
             if sequence.sequence_id in seen:
@@ -238,7 +237,7 @@ class Batcher:
             if sequence.status is SequenceStatus.RUNNING:
                 self._draft.add_chunk(sequence)
                 continue
-            full = closed or self._draft.budget == 0 or self._waiting.tenants <= passed_over
+            full = self._draft.budget == 0 or self._waiting.tenants <= passed_over
             if full and len(seen) >= self.config.max_running:
                 break
             seen.add(sequence.sequence_id)
@@ -256,7 +255,6 @@ class Batcher:
                 self._draft.add_chunk(sequence)
             else:
                 passed_over.add(sequence.tenant)
-                closed = self._out_of_patience(sequence, now)
         self._pins.end(self._waiting)
         return failed
 
@@ -353,29 +351,3 @@ class Batcher:
         error = self._adapters.failure(digest)
         self.finish(sequence)
         return FailedSequence(sequence, error)
-
-
-class _Draft:
-    """The step being planned: its items by sequence, and the prompt tokens it may still take."""
-
-    def __init__(self) -> None:
-        self.items: dict[str, ScheduledSequence] = {}
-        self.budget = 0
-
-    def add_decode(self, sequence: Sequence) -> None:
-        """The one token that a decoding sequence has to run."""
-        item = ScheduledSequence(sequence, sequence.computed, 1, True)
-        self.items[sequence.sequence_id] = item
-
-    def add_chunk(self, sequence: Sequence) -> None:
-        """As much of the sequence's pending tokens as the budget allows, once."""
-        num_tokens = min(sequence.pending, self.budget)
-        if num_tokens > 0 and sequence.sequence_id not in self.items:
-            completes = num_tokens == sequence.pending
-            item = ScheduledSequence(sequence, sequence.computed, num_tokens, completes)
-            self.items[sequence.sequence_id] = item
-            self.budget -= num_tokens
-
-    def drop(self, sequence: Sequence) -> None:
-        """The sequence does not run after all."""
-        self.items.pop(sequence.sequence_id, None)
