@@ -266,6 +266,11 @@ def make_bench(
 
 
 @pytest.fixture(scope="session")
+def request_maker() -> Callable[..., GenerationRequest]:
+    return make_request
+
+
+@pytest.fixture(scope="session")
 def bench_factory() -> Callable[..., Bench]:
     return make_bench
 
