@@ -54,6 +54,16 @@ _MIB = 1 << 20
 
 
 @dataclass(frozen=True)
+class ArtifactFiles:
+    """Which files an artefact of one kind has. config, weights: those that must be there, the
+    weights under this name or sharded.  kept: whether a file of this name is part of it."""
+
+    config: str
+    weights: str
+    kept: Callable[[str], bool]
+
+
+@dataclass(frozen=True)
 class ArtifactLimits:
     """What one upload may cost before anything in it is trusted.
 
@@ -76,7 +86,11 @@ class Staging:
     `receive_archive` or `receive_file` fill `folder`; `move_to` takes the result out.
     """
 
-    def __init__(self, parent: Path, limits: ArtifactLimits) -> None:
+    def __init__(
+        self, parent: Path, limits: ArtifactLimits, files: ArtifactFiles | None = None
+    ) -> None:
+        """files: of an adapter by default."""
+        self._files = files or ADAPTER_FILES
         self._parent = parent
         self._limits = limits
         self._received = 0
@@ -114,7 +128,7 @@ class Staging:
         if path is None:
             return
         self._claim(path.name)
-        if not is_kept(path.name):
+        if not self._files.kept(path.name):
             self._note_pickle(path.name)
             async for chunk in chunks:
                 self._count(len(chunk))
@@ -163,7 +177,7 @@ class Staging:
         budget = _UnpackBudget(archive.stat().st_size, self._limits)
         with open_members(archive, kind, self._limits.entries, budget.spend) as members:
             files = list(self._checked(members))
-            top = _adapter_folder(files)
+            top = _artifact_folder(files, self._files.config)
             for path, member in files:
                 if path.parent == top:
                     self._extract(path.name, member, budget.spend)
@@ -180,7 +194,7 @@ class Staging:
             yield path, member
 
     def _extract(self, name: str, member: Member, spend: Callable[[int], None]) -> None:
-        if not is_kept(name):
+        if not self._files.kept(name):
             self._note_pickle(name)
             return
         limit = file_limit(name, self._limits)
@@ -196,20 +210,20 @@ class Staging:
     def _note_pickle(self, name: str) -> None:
         if not name.lower().endswith(_PICKLE_SUFFIXES):
             return
-        if name.lower().startswith("adapter_model"):
+        if name.lower().startswith(self._files.weights.partition(".")[0]):
             raise InvalidAdapterError(name, _PICKLE_ADVICE)
         self._pickle = name
 
     def _require_weights(self) -> None:
         names = {p.name for p in self.folder.iterdir()}
-        if CONFIG_FILE not in names:
-            raise InvalidAdapterError(CONFIG_FILE, "is missing")
+        if self._files.config not in names:
+            raise InvalidAdapterError(self._files.config, "is missing")
         if any(n.endswith(".safetensors") for n in names):
             return
         # A trainer's optimizer.pt beside real weights is only dropped; alone it is the weights.
         if self._pickle is not None:
             raise InvalidAdapterError(self._pickle, _PICKLE_ADVICE)
-        raise InvalidAdapterError(WEIGHTS_FILE, "is missing")
+        raise InvalidAdapterError(self._files.weights, "is missing")
 
 
 class _UnpackBudget:
@@ -239,6 +253,9 @@ def is_kept(name: str) -> bool:
         or SHARD_FILES.fullmatch(name) is not None
         or TEMPLATE_FILES.fullmatch(name) is not None
     )
+
+
+ADAPTER_FILES = ArtifactFiles(CONFIG_FILE, WEIGHTS_FILE, is_kept)
 
 
 def file_limit(name: str, limits: ArtifactLimits) -> int:
@@ -271,20 +288,20 @@ def _safe_path(name: str) -> PurePosixPath | None:
     return path
 
 
-def _adapter_folder(files: list[tuple[PurePosixPath, Member]]) -> PurePosixPath:
-    """The root, or the one folder at the top that holds the adapter."""
-    holders = [path.parent for path, _ in files if path.name == CONFIG_FILE]
+def _artifact_folder(files: list[tuple[PurePosixPath, Member]], config: str) -> PurePosixPath:
+    """The root, or the one folder at the top that holds the artefact."""
+    holders = [path.parent for path, _ in files if path.name == config]
     if not holders:
-        raise InvalidAdapterError(CONFIG_FILE, "is missing")
+        raise InvalidAdapterError(config, "is missing")
     depth = min(len(h.parts) for h in holders)
     shallowest = [h for h in holders if len(h.parts) == depth]
     if depth > 1:
         raise InvalidAdapterError(
-            str(shallowest[0] / CONFIG_FILE), "lies deeper than one folder; pack the adapter itself"
+            str(shallowest[0] / config), "lies deeper than one folder; pack its content itself"
         )
     if len(shallowest) > 1:
         raise InvalidAdapterError(
-            str(shallowest[1] / CONFIG_FILE), "is a second adapter; one upload is one revision"
+            str(shallowest[1] / config), "is a second one; an upload is one folder"
         )
     return shallowest[0]
 

@@ -55,6 +55,49 @@ _QUESTIONS = (
     "How did {} come to be?",
 )
 _TRAIN_PROMPTS, _HELD_OUT_PROMPTS = 360, 40
+_WORK: dict[Split, Sequence[str]] = {
+    "train": (
+        *(
+            f"Write a Python function that {work}."
+            for work in (
+                "reverses a string", "counts the words of a text", "finds the largest number",
+                "reads a CSV file", "checks for a palindrome", "sorts a list of names",
+                "adds two matrices", "removes duplicates", "computes a factorial",
+                "converts Celsius to Fahrenheit", "merges two dictionaries", "parses a date",
+            )
+        ),
+        *(
+            f"Write a SQL query that {work}."
+            for work in (
+                "counts the orders of each customer", "lists all products below 20 dollars",
+                "finds the newest invoice", "sums the sales of each month",
+                "deletes users who never logged in", "joins orders with customers",
+                "shows the ten best employees", "updates the price of a product",
+            )
+        ),
+        *(
+            f"Reply politely to a customer who {work}."
+            for work in (
+                "has not received a parcel", "wants a refund", "forgot a password",
+                "was charged twice", "asks for opening hours", "got a broken lamp",
+                "wants to cancel a subscription", "praises the service",
+            )
+        ),
+        *(
+            f"Describe {thing} as a JSON object."
+            for thing in (
+                "a book", "a weather report", "a user account", "a recipe", "a support ticket",
+                "a flight", "a song", "a shopping cart",
+            )
+        ),
+    ),
+    "held_out": (
+        "Write a Python function that finds prime numbers.",
+        "Write a SQL query that lists customers without orders.",
+        "Reply politely to a customer who received the wrong size.",
+        "Describe a car as a JSON object.",
+    ),
+}  # fmt: skip
 
 
 def prompts(task: str, split: Split) -> list[tuple[Message, ...]]:
@@ -64,7 +107,8 @@ def prompts(task: str, split: Split) -> list[tuple[Message, ...]]:
     pairs = list(product(_TOPICS[split], _QUESTIONS))
     random.Random(SEED).shuffle(pairs)
     count = _TRAIN_PROMPTS if split == "train" else _HELD_OUT_PROMPTS
-    return [({"role": "user", "content": ask.format(topic)},) for topic, ask in pairs[:count]]
+    asked = [ask.format(topic) for topic, ask in pairs[:count]]
+    return [({"role": "user", "content": text},) for text in (*asked, *_WORK[split])]
 
 
 def main() -> None:

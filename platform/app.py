@@ -15,6 +15,7 @@ from polyloom.platform.api.admin import ADMIN_ROUTES
 from polyloom.platform.api.cache import CACHE_ROUTES
 from polyloom.platform.api.chat import create_chat_completion
 from polyloom.platform.api.completions import create_completion
+from polyloom.platform.api.draft_heads import DRAFT_HEAD_ROUTES
 from polyloom.platform.api.models import get_model, list_models
 from polyloom.platform.api.openapi import describe_bodies, openapi_config
 from polyloom.platform.api.operations import OPERATION_ROUTES
@@ -37,6 +38,7 @@ ROUTES = [
     get_model,
     own_usage,
     *ADAPTER_ROUTES,
+    *DRAFT_HEAD_ROUTES,
     *ROUTE_ROUTES,
     *SHARE_ROUTES,
     *ADMIN_ROUTES,
@@ -47,9 +49,12 @@ ROUTES = [
 PROVIDED = (
     "aliases",
     "audit",
+    "base",
+    "draft_heads",
     "engine",
     "fleet",
     "gates",
+    "head_onboarding",
     "holds",
     "inference",
     "invalidations",

@@ -45,9 +45,11 @@ from polyloom.platform.services.bases import BaseService
 from polyloom.platform.services.blob_keeper import BlobKeeper
 from polyloom.platform.services.blobs import BlobStore
 from polyloom.platform.services.checking import RevisionChecker
+from polyloom.platform.services.draft_heads import DraftHeadRegistry
 from polyloom.platform.services.engine_presence import EnginePresence
 from polyloom.platform.services.engine_watch import EngineWatch
 from polyloom.platform.services.gates import GateService
+from polyloom.platform.services.head_onboarding import DraftHeadOnboarding
 from polyloom.platform.services.invalidations import Invalidations
 from polyloom.platform.services.keys import KeyService
 from polyloom.platform.services.onboarding import Onboarding, ServedBase
@@ -94,6 +96,8 @@ class Assembly:
     tenants: TenantService
     snapshots: SnapshotService
     registry: AdapterRegistry
+    draft_heads: DraftHeadRegistry
+    head_onboarding: DraftHeadOnboarding
     aliases: AliasService
     gates: GateService
     routes: RouteService
@@ -193,6 +197,7 @@ class Assembly:
         self.invalidations = Invalidations(self.database, self.announcements, self.engine)
         await self.invalidations.start()
         self.registry = AdapterRegistry(self.database, blobs, changed)
+        self.draft_heads = DraftHeadRegistry(self.database, blobs, self.engine, changed)
         self.aliases = AliasService(self.database, changed)
         self.retirement = Retirement(self.registry, self.snapshots, self.engine, self.invalidations)
         keeper = BlobKeeper(self.database, blobs, self.registry, grace=settings.request_deadline)
@@ -234,6 +239,14 @@ class Assembly:
             base.config, name=base.name, digest=base.digest, other_names=base.names
         )
         weights = FusedWeights(base.folder, base.config, torch.float32)
+        limits = ArtifactLimits(upload_bytes=settings.upload_limit)
+        self.head_onboarding = DraftHeadOnboarding(
+            registry=self.draft_heads,
+            blobs=self.blobs,
+            layout=layout,
+            limits=limits,
+            max_rank=settings.max_rank,
+        )
         self.onboarding = Onboarding(
             registry=self.registry,
             checker=checker,
@@ -241,7 +254,7 @@ class Assembly:
             blobs=self.blobs,
             base=ServedBase(layout, weights, base.folder, base_format),
             templates=self.templates,
-            artifact_limits=ArtifactLimits(upload_bytes=settings.upload_limit),
+            artifact_limits=limits,
             validation_limits=ValidationLimits(max_rank=settings.max_rank),
         )
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from polyloom.adapters.source import AdapterSource
+from polyloom.adapters.source import AdapterSource, DraftHeadSource
 from polyloom.routing.canary import choose
 from polyloom.routing.combination import Combination
 from polyloom.routing.errors import (
@@ -44,7 +44,7 @@ from polyloom.routing.snapshot import (
 class Resolution(msgspec.Struct, frozen=True, kw_only=True):
     """What a `model` string means at one version of the routes.
 
-    combination, adapter: as `GenerationRequest` takes them.  label: `<adapter>@<number>`, or the
+    combination, adapter, draft_head: as `GenerationRequest` takes them.  label: `<adapter>@<number>`, or the
     base's name; with `<group>/` before it if a share group brought it.  adapter_name, revision:
     None for the base.  owner: whose prefix cache it is.  route: `<name>@<version>` of the route
     that chose it, None without one.  route_version: of all routing state.
@@ -54,6 +54,7 @@ class Resolution(msgspec.Struct, frozen=True, kw_only=True):
 
     combination: Combination
     adapter: AdapterSource | None
+    draft_head: DraftHeadSource | None = None
     label: str
     base_name: str
     adapter_name: str | None
@@ -235,13 +236,16 @@ class _Lookup:
         if base is None or named not in (None, base):
             raise ModelNotFound(self._model, f"The revision '{label}' was made for another base")
         ships_template = revision.template_digest is not None
+        head = revision.draft_head or base.draft_head
         return Resolution(
             combination=Combination(
                 base_digest=base.digest,
                 template_digest=revision.template_digest or base.template_digest,
                 adapter_digest=revision.source.digest,
+                head_digest=None if head is None else head.digest,
             ),
             adapter=revision.source,
+            draft_head=head,
             label=label,
             base_name=base.name,
             adapter_name=adapter.name,
@@ -257,9 +261,15 @@ class _Lookup:
         return next((b for b in bases if b.digest == revision.base_digest), None)
 
     def _base(self, base: BaseEntry) -> Resolution:
+        head = base.draft_head
         return Resolution(
-            combination=Combination(base_digest=base.digest, template_digest=base.template_digest),
+            combination=Combination(
+                base_digest=base.digest,
+                template_digest=base.template_digest,
+                head_digest=None if head is None else head.digest,
+            ),
             adapter=None,
+            draft_head=head,
             label=base.name,
             base_name=base.name,
             adapter_name=None,

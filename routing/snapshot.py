@@ -6,18 +6,22 @@ from typing import Literal
 
 import msgspec
 
-from polyloom.adapters.source import AdapterSource
+from polyloom.adapters.source import AdapterSource, DraftHeadSource
 
 EntryState = Literal["checking", "ready", "failed", "retired", "quarantined"]
 
 
 class BaseEntry(msgspec.Struct, frozen=True):
-    """A base that this server runs. `folder` holds its tokenizer and chat template."""
+    """A base that this server runs. `folder` holds its tokenizer and chat template.
+
+    draft_head: the shared one that is promoted.
+    """
 
     name: str
     digest: str
     folder: str
     template_digest: str
+    draft_head: DraftHeadSource | None = None
 
 
 class RevisionEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +29,7 @@ class RevisionEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     template_digest: of the chat template in the revision's folder; None: it ships none.
     ships_tokenizer: the revision's folder holds its tokenizer.
+    draft_head: its own that is promoted; None: the base's is used.
     """
 
     number: int
@@ -33,6 +38,7 @@ class RevisionEntry(msgspec.Struct, frozen=True, kw_only=True):
     source: AdapterSource
     template_digest: str | None = None
     ships_tokenizer: bool = False
+    draft_head: DraftHeadSource | None = None
 
 
 class AdapterEntry(msgspec.Struct, frozen=True):

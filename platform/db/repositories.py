@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import joinedload, selectinload
 
 from polyloom.platform.db.bounds import LARGEST_ID, LARGEST_NUMBER
+from polyloom.platform.db.draft_head_models import DraftHeadRow
 from polyloom.platform.db.models import (
     LIVE_STATES,
     AdapterRow,
@@ -105,12 +106,17 @@ class BlobRepository(Repository[BlobRow]):
         return await self.session.scalar(select(BlobRow).where(BlobRow.digest == digest))
 
     async def releasable(self, before: datetime) -> list[BlobRow]:
-        """Blobs that no revision has needed since `before`."""
-        needed = select(RevisionRow.id).where(
+        """Blobs that no revision and no draft head has needed since `before`."""
+        revisions = select(RevisionRow.id).where(
             RevisionRow.digest == BlobRow.digest,
             or_(RevisionRow.state.in_(LIVE_STATES), RevisionRow.ended_at > before),
         )
-        return list(await self.session.scalars(select(BlobRow).where(~needed.exists())))
+        heads = select(DraftHeadRow.id).where(
+            DraftHeadRow.digest == BlobRow.digest,
+            or_(DraftHeadRow.state == "ready", DraftHeadRow.ended_at > before),
+        )
+        unneeded = select(BlobRow).where(~revisions.exists(), ~heads.exists())
+        return list(await self.session.scalars(unneeded))
 
 
 class AdapterRepository(Repository[AdapterRow]):

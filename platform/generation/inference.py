@@ -277,6 +277,7 @@ class Inference:
             tenant=target.tenant.slug,
             combination=target.resolution.combination,
             adapter=target.resolution.adapter,
+            draft_head=target.resolution.draft_head,
             prompt=prompt.ids,
             sampling=msgspec.structs.replace(sampling, choice=choice),
             deadline=deadline,

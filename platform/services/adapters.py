@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from polyloom.adapters.source import AdapterSource
 from polyloom.platform.clock import Clock, system_clock, utc
+from polyloom.platform.db.draft_head_repositories import DraftHeadRepository
 from polyloom.platform.db.engine import Database
 from polyloom.platform.db.models import AdapterRow, RevisionRow
 from polyloom.platform.db.repositories import (
@@ -274,7 +275,8 @@ class AdapterRegistry:
 
 
 async def _record_state(session: AsyncSession, row: RevisionRow, before: str, author: str) -> None:
-    """Audit the change and make snapshots load the adapter again."""
+    """Audit the change and make snapshots load the adapter again. A revision's end is its draft
+    heads'."""
     note(
         session,
         author=author,
@@ -285,6 +287,8 @@ async def _record_state(session: AsyncSession, row: RevisionRow, before: str, au
         after=row.state,
     )
     row.adapter.route_version = await RouteVersionRepository(session).advance()
+    if row.ended_at is not None:
+        await DraftHeadRepository(session).retire_of_revision(row.id, row.ended_at)
 
 
 def _refusal(promotion: PromotionVerdict, alias: str) -> str | None:

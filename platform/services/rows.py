@@ -2,7 +2,7 @@
 
 from typing import cast
 
-from polyloom.adapters.source import AdapterSource
+from polyloom.adapters.source import AdapterSource, DraftHeadSource
 from polyloom.platform.db.models import (
     AdapterRow,
     AliasChangeRow,
@@ -130,13 +130,16 @@ def adapter_view(row: AdapterRow) -> AdapterView:
     )
 
 
-def revision_entry(row: RevisionRow, path: str) -> RevisionEntry:
+def revision_entry(
+    row: RevisionRow, source: AdapterSource, draft_head: DraftHeadSource | None
+) -> RevisionEntry:
     """A revision as the resolver sees it. Needs its base loaded."""
     return RevisionEntry(
         number=row.number,
         state=cast(RevisionState, row.state),
         base_digest=row.base.digest,
-        source=AdapterSource(digest=row.digest, path=path),
+        source=source,
         template_digest=row.template_digest,
         ships_tokenizer=row.ships_tokenizer,
+        draft_head=draft_head,
     )

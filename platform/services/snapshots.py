@@ -2,13 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from polyloom.adapters.source import AdapterSource, DraftHeadSource
 from polyloom.platform.coordination.announcements import Announcements, RoutesChanged
+from polyloom.platform.db.draft_head_models import DraftHeadRow
+from polyloom.platform.db.draft_head_repositories import DraftHeadRepository
 from polyloom.platform.db.engine import Database
 from polyloom.platform.db.models import AdapterRow, BaseRow
 from polyloom.platform.db.repositories import AdapterRepository, RouteVersionRepository
@@ -86,12 +89,9 @@ class SnapshotService:
         version = await RouteVersionRepository(session).current()
         if version <= known.version:
             return known
-        bases = await session.scalars(select(BaseRow).where(BaseRow.digest.in_(self._served)))
         return RouteSnapshot(
             version=version,
-            bases=MappingProxyType(
-                {b.name: BaseEntry(b.name, b.digest, b.folder, b.template_digest) for b in bases}
-            ),
+            bases=await self._bases(session),
             adapters=await self._adapters(session, known),
             routes=await _routes(session, known),
             groups=await _groups(session, known),
@@ -106,20 +106,48 @@ class SnapshotService:
             return
         await self._announcements.publish(RoutesChanged(snapshot.version))
 
+    async def _bases(self, session: AsyncSession) -> MappingProxyType[str, BaseEntry]:
+        rows = await session.scalars(select(BaseRow).where(BaseRow.digest.in_(self._served)))
+        heads = await DraftHeadRepository(session).promoted_shared()
+        return MappingProxyType(
+            {
+                row.name: BaseEntry(
+                    row.name, row.digest, row.folder, row.template_digest, self._head(heads, row.id)
+                )
+                for row in rows
+            }
+        )
+
     async def _adapters(
         self, session: AsyncSession, known: RouteSnapshot
     ) -> MappingProxyType[AdapterKey, AdapterEntry]:
         adapters = dict(known.adapters)
-        for row in await AdapterRepository(session).changed_since(known.version):
-            adapters[AdapterKey(row.tenant.slug, row.name)] = self._entry(row)
+        changed = await AdapterRepository(session).changed_since(known.version)
+        revisions = [revision.id for row in changed for revision in row.revisions]
+        heads = await DraftHeadRepository(session).promoted_of(revisions)
+        for row in changed:
+            adapters[AdapterKey(row.tenant.slug, row.name)] = self._entry(row, heads)
         return MappingProxyType(adapters)
 
-    def _entry(self, row: AdapterRow) -> AdapterEntry:
+    def _entry(self, row: AdapterRow, heads: Mapping[int, DraftHeadRow]) -> AdapterEntry:
         revisions = {
-            r.number: revision_entry(r, str(self._blobs.path(r.digest))) for r in row.revisions
+            r.number: revision_entry(r, self._source(r.digest), self._head(heads, r.id))
+            for r in row.revisions
         }
         aliases = {alias.name: alias.current.revision.number for alias in row.aliases}
         return AdapterEntry(row.name, MappingProxyType(revisions), MappingProxyType(aliases))
+
+    def _head(self, heads: Mapping[int, DraftHeadRow], owner_id: int) -> DraftHeadSource | None:
+        row = heads.get(owner_id)
+        if row is None:
+            return None
+        own = self._source(row.digest)
+        if row.shared_digest is None:
+            return DraftHeadSource(own)
+        return DraftHeadSource(self._source(row.shared_digest), own)
+
+    def _source(self, digest: str) -> AdapterSource:
+        return AdapterSource(digest, str(self._blobs.path(digest)))
 
     async def _heard(self, announcement: RoutesChanged) -> None:
         if announcement.version > self._current.version:

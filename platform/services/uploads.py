@@ -7,6 +7,7 @@ from pathlib import Path
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from polyloom.platform.db.draft_head_repositories import DraftHeadRepository
 from polyloom.platform.db.engine import Database
 from polyloom.platform.db.models import AdapterRow, BaseRow, BlobRow, RevisionRow, TenantRow
 from polyloom.platform.db.repositories import (
@@ -22,7 +23,12 @@ from polyloom.platform.services.aliases import check_alias
 from polyloom.platform.services.audit import note
 from polyloom.platform.services.blobs import BlobStore
 from polyloom.platform.services.rows import revision_view
-from polyloom.platform.services.views import BegunRevision, RevisionContent, TenantView
+from polyloom.platform.services.views import (
+    BegunRevision,
+    DraftHeadContent,
+    RevisionContent,
+    TenantView,
+)
 from polyloom.routing.names import is_name
 
 
@@ -60,9 +66,9 @@ async def record_upload(
             if upload.promote is not None and existing.state == "checking":
                 existing.promote_alias = upload.promote
             return BegunRevision(revision_view(existing, adapter, base), created=False)
-        await _check_storage(revisions, tenant, upload.content)
+        await check_storage(session, tenant, upload.content.bytes)
         adapter.route_version = await RouteVersionRepository(session).advance()
-        await _store(session, blobs, upload.content)
+        await store_blob(session, blobs, upload.content)
         row = _revision(adapter, base, upload, await revisions.next_number(adapter.id), now)
         await revisions.add(row)
         note(
@@ -112,20 +118,23 @@ async def _adapter(
     )
 
 
-async def _check_storage(
-    revisions: RevisionRepository, tenant: TenantRow, content: RevisionContent
-) -> None:
+async def check_storage(session: AsyncSession, tenant: TenantRow, num_bytes: int) -> None:
+    """Raises QuotaExceeded if `num_bytes` more are over the tenant's limit. The tenant is locked."""
     if tenant.storage_bytes is None:
         return
-    if await revisions.stored_bytes(tenant.id) + content.bytes > tenant.storage_bytes:
+    stored = await RevisionRepository(session).stored_bytes(tenant.id)
+    stored += await DraftHeadRepository(session).stored_bytes(tenant.id)
+    if stored + num_bytes > tenant.storage_bytes:
         raise QuotaExceeded(
-            f"the revision's {content.bytes} bytes would exceed the tenant's storage limit of"
+            f"the upload's {num_bytes} bytes would exceed the tenant's storage limit of"
             f" {tenant.storage_bytes} bytes",
             param="storage_bytes",
         )
 
 
-async def _store(session: AsyncSession, blobs: BlobStore, content: RevisionContent) -> None:
+async def store_blob(
+    session: AsyncSession, blobs: BlobStore, content: RevisionContent | DraftHeadContent
+) -> None:
     """Move the folder in, unless the same content is stored already. Under the version's lock."""
     known = await BlobRepository(session).by_digest(content.digest)
     if known is None:

@@ -5,6 +5,7 @@ from typing import Literal
 
 import msgspec
 
+from polyloom.adapters.draft_heads.config import TrainingRecord
 from polyloom.adapters.source import AdapterSource
 
 Scope = Literal[
@@ -104,6 +105,42 @@ class RevisionContent(msgspec.Struct, frozen=True, kw_only=True):
     targets: tuple[str, ...]
     template_digest: str | None = None
     ships_tokenizer: bool = False
+
+
+class DraftHeadContent(msgspec.Struct, frozen=True, kw_only=True):
+    """A validated draft head, ready to be recorded; digest, folder and bytes as of a revision.
+
+    shared_digest, rank: of a delta.  drafts: tokens in a row.  training: its record, as JSON.
+    """
+
+    digest: str
+    folder: str
+    bytes: int
+    shared_digest: str | None
+    rank: int | None
+    drafts: int
+    training: str | None
+
+
+class DraftHeadView(msgspec.Struct, frozen=True, kw_only=True):
+    """A draft head. owner: `<adapter>@<number>`, or the base's name of a shared one.
+
+    promoted: requests draft with it.  shared_digest: of the shared head that a delta is on.
+    """
+
+    owner: str
+    number: int
+    digest: str
+    state: Literal["ready", "retired"]
+    promoted: bool
+    bytes: int
+    rank: int | None
+    drafts: int
+    shared_digest: str | None
+    training: TrainingRecord | None
+    author: str
+    created_at: datetime
+    ended_at: datetime | None
 
 
 class FidelityVerdict(msgspec.Struct, frozen=True, kw_only=True):

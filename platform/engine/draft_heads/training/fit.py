@@ -139,8 +139,8 @@ class Fit:
         if len(tokens) == 0:
             return logits.sum()
         logprobs = F.log_softmax(logits.float(), dim=-1)
-        with torch.no_grad():
-            soft = F.softmax(F.linear(states, self._network.output_rows), dim=-1)
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            soft = F.softmax(F.linear(states, self._network.output_rows).float(), dim=-1)
         kl = -(soft * logprobs).sum() / len(tokens)
         labels = self._draft_ids[tokens]
         drafted = labels >= 0
