@@ -28,6 +28,7 @@ class VirtualCounters(Generic[Key]):
         sends a little now and then is then served before who always waits."""
         self._credit = credit
         self._served: dict[Key, float] = {}
+        self._level = 0.0  # the largest smallest counter so far: those with credit do not lower it
 
     def __getitem__(self, key: Key) -> float:
         return self._served.get(key, 0.0)
@@ -40,9 +41,11 @@ class VirtualCounters(Generic[Key]):
         """`key` begins to wait while the others of `waiting` do."""
         others = [self[other] for other in waiting if other != key]
         if others:
-            self._served[key] = max(self[key], min(others) - self._credit / weight)
+            self._level = max(self._level, min(others))
+            self._served[key] = max(self[key], self._level - self._credit / weight)
         else:
             self._served.clear()
+            self._level = 0.0
 
 
 class FairShares:

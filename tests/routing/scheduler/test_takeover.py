@@ -81,13 +81,18 @@ def test_when_blocks_run_out_the_tenant_that_holds_most_gives_its_youngest(bench
 
 @pytest.mark.parametrize(
     ("tenants", "large_s"),
-    [(["small"], "small"), (["small"], "own"), ([f"t{i}" for i in range(8)], "own")],
+    [(["small"], "small"), (["small"], "own"), ([f"t{i}" for i in range(1000)], "own")],
     ids=["one tenant", "two tenants", "many tenants"],
 )
 def test_a_large_sequence_waits_for_its_blocks_no_longer_than_said(bench_factory, tenants, large_s):
     """Small ones keep coming and would take every block that gets free."""
     bench = bench_factory(
-        num_blocks=24, block_size=4, max_model_len=90, max_running=8, token_budget=64
+        num_blocks=24,
+        block_size=4,
+        max_model_len=90,
+        max_running=8,
+        token_budget=64,
+        queue_limit=1000,
     )
     small = itertools.count()
 
@@ -102,7 +107,7 @@ def test_a_large_sequence_waits_for_its_blocks_no_longer_than_said(bench_factory
     large = bench.add("large", tenant=large_s, prompt=80, max_tokens=2)
     served, arrived, steps = 0, bench.now, 0
     while large.admitted is None:
-        for _ in range(2):
+        for _ in range(3):
             add_small()
         bench.now += 0.1
         served += sum(item.sequence is not large for item in bench.step().scheduled)

@@ -101,6 +101,15 @@ def test_nobody_saves_up_more_than_the_credit():
     assert counters["idle"] == counters["busy"] == 0
 
 
+def test_credit_is_not_lent_on_to_those_who_come_later():
+    counters = VirtualCounters(credit=10)
+    counters.begin_waiting("busy", ())
+    counters.charge("busy", 1000)
+    counters.begin_waiting("first", {"busy"})
+    counters.begin_waiting("second", {"busy", "first"})
+    assert counters["first"] == counters["second"] == 990
+
+
 names, tenants = st.integers(0, 30), st.sampled_from("abc")
 actions = st.one_of(
     st.tuples(st.just("append"), tenants, st.sampled_from((None, "x", "y")), st.integers(1, 30)),
