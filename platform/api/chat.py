@@ -23,7 +23,6 @@ from polyloom.platform.api.disconnect import until_disconnect
 from polyloom.platform.api.guards import AuthorizedRequest, requires
 from polyloom.platform.api.openapi import json_body
 from polyloom.platform.api.schemas import (
-    AssistantMessage,
     ChatChoice,
     ChatChunk,
     ChatCompletion,
@@ -33,6 +32,7 @@ from polyloom.platform.api.schemas import (
     MessageDelta,
 )
 from polyloom.platform.api.streaming import EventStream, sse
+from polyloom.platform.api.tool_calls import MessagePart, MessageReader, WholeMessage, tool_fields
 from polyloom.platform.errors import InvalidRequest
 from polyloom.platform.generation.inference import Inference, InferenceCall, Prompt, Target
 from polyloom.platform.generation.logprobs import ChatLogprobs, chat_logprobs
@@ -47,8 +47,11 @@ from polyloom.platform.generation.request_plan import (
     plan_seed,
     plan_stops,
 )
-from polyloom.platform.generation.run import ChoiceDelta
 from polyloom.platform.generation.templates import Message
+from polyloom.platform.generation.tools.formats import ToolFormat
+from polyloom.platform.generation.tools.grammars import argument_schemas, tool_grammar
+from polyloom.platform.generation.tools.messages import render_prompt
+from polyloom.platform.generation.tools.requests import ToolUse, tool_use
 
 
 @post(
@@ -66,29 +69,47 @@ async def create_chat_completion(
     refuse_unsupported(body)
     with_usage = wants_usage(body.stream, body.stream_options)
     target = await resolve_target(request, inference, body, "chat.completions")
-    grammar = await inference.grammar(target, plan_answer_format(body))
-    prompt = replace(await plan_prompt(body, target), grammar=grammar)
-    call = inference.call(target, [prompt], plan_choices(body), plan_stops(body))
+    call, form = await plan_call(body, target, inference)
     if body.stream:
-        events = stream_chunks(call, with_usage, bool(body.logprobs))
+        events = stream_chunks(call, form, with_usage, bool(body.logprobs))
         limit = inference.deadline + STREAM_GRACE_SECONDS
         return EventStream(events, answer_headers(call), limit)
     answer = await until_disconnect(
-        request.receive, asyncio.ensure_future(collect(call, bool(body.logprobs)))
+        request.receive, asyncio.ensure_future(collect(call, form, bool(body.logprobs)))
     )
     return Response(answer, headers=answer_headers(call), media_type="application/json")
 
 
 def refuse_unsupported(body: ChatRequest) -> None:
     """Raises InvalidRequest naming a field whose meaning cannot be honoured."""
-    if body.tools:
-        raise InvalidRequest("tools are not supported yet", param="tools")
-    if body.tool_choice not in (None, "none", "auto"):
-        raise InvalidRequest("tools are not supported yet", param="tool_choice")
     if body.modalities not in (None, ["text"]):
         raise InvalidRequest("only text", param="modalities")
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("only with logprobs=true", param="top_logprobs")
+
+
+async def plan_call(
+    body: ChatRequest, target: Target, inference: Inference
+) -> tuple[InferenceCall, ToolFormat | None]:
+    """The call, and how the model writes tool calls if it may make any."""
+    use, tokenizer = _tool_use(body), target.format.tokenizer
+    asked, parts, form = plan_answer_format(body), (), None
+    shown = frozenset[int]()
+    if use is not None:
+        form = target.format.tool_format
+        shown = form.special_ids(tokenizer)
+        parts = (*argument_schemas(use), *(() if asked is None else (asked,)))
+        asked = tool_grammar(use, form, tokenizer, asked)
+        if asked is not None and body.min_tokens:
+            raise InvalidRequest("cannot be combined with these tools", param="min_tokens")
+    grammar = await inference.grammar(target, asked, parts)
+    prompt = replace(await plan_prompt(body, target), grammar=grammar)
+    call = inference.call(target, [prompt], plan_choices(body), plan_stops(body), shown=shown)
+    return call, form
+
+
+def _tool_use(body: ChatRequest) -> ToolUse | None:
+    return tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
 
 
 async def plan_prompt(body: ChatRequest, target: Target) -> Prompt:
@@ -96,9 +117,9 @@ async def plan_prompt(body: ChatRequest, target: Target) -> Prompt:
     messages = [message_of(m, f"messages[{i}]") for i, m in enumerate(body.messages)]
     if not messages:
         raise InvalidRequest("needs at least one message", param="messages")
-    tokenizer = target.format.tokenizer
+    tokenizer, use = target.format.tokenizer, _tool_use(body)
     ids = await tokenizer.encode(
-        await target.format.render(messages, target.tenant.slug),
+        await render_prompt(target.format, messages, use, target.tenant.slug),
         special_tokens=False,
         max_tokens=target.served.prompt,
         param="messages",
@@ -113,13 +134,12 @@ async def plan_prompt(body: ChatRequest, target: Target) -> Prompt:
         max_tokens=plan_max_tokens(asked, None, len(ids), target.served, "messages"),
         logprobs=LogprobsPlan(output=logprobs if body.logprobs else None),
     )
-    return Prompt(tuple(ids), sampling)
+    return Prompt(tuple(ids), sampling, tool_schema_digest=None if use is None else use.digest)
 
 
 def message_of(message: ChatMessage, param: str) -> Message:
-    """A message as templates expect it: one text. Raises InvalidRequest for anything but text."""
-    if message.tool_calls:
-        raise InvalidRequest("tools are not supported yet", param=f"{param}.tool_calls")
+    """A message as templates expect it: one text, and calls or whose result it is. Raises
+    InvalidRequest for anything else."""
     content = message.content
     if isinstance(content, list):
         for index, part in enumerate(content):
@@ -131,27 +151,28 @@ def message_of(message: ChatMessage, param: str) -> Message:
     out: Message = {"role": role, "content": content or ""}
     if message.name is not None:
         out["name"] = message.name
-    return out
+    return out | tool_fields(message, param)
 
 
-async def collect(call: InferenceCall, with_logprobs: bool) -> ChatCompletion:
+async def collect(
+    call: InferenceCall, form: ToolFormat | None, with_logprobs: bool
+) -> ChatCompletion:
     """Run to the end and put the choices together."""
-    count = len(call.plan.sequences)
-    texts, reasons = [""] * count, ["stop"] * count
-    pieces: list[list[TextToken]] = [[] for _ in range(count)]
+    readers = [MessageReader(form) for _ in call.plan.sequences]
+    wholes = [WholeMessage() for _ in readers]
+    pieces: list[list[TextToken]] = [[] for _ in readers]
     async with contextlib.aclosing(call.deltas()) as deltas:
         async for delta in deltas:
-            texts[delta.index] += delta.text
+            wholes[delta.index].add(readers[delta.index].read(delta))
             pieces[delta.index] += delta.tokens
-            reasons[delta.index] = delta.finish_reason or reasons[delta.index]
     choices = [
         ChatChoice(
             index,
-            AssistantMessage(texts[index]),
+            whole.message,
             _logprobs(call, pieces[index], with_logprobs),
-            reasons[index],
+            whole.finish_reason,
         )
-        for index in range(count)
+        for index, whole in enumerate(wholes)
     ]
     return ChatCompletion(
         id=completion_id(call),
@@ -164,28 +185,30 @@ async def collect(call: InferenceCall, with_logprobs: bool) -> ChatCompletion:
 
 
 async def stream_chunks(
-    call: InferenceCall, with_usage: bool, with_logprobs: bool
+    call: InferenceCall, form: ToolFormat | None, with_usage: bool, with_logprobs: bool
 ) -> AsyncGenerator[bytes, None]:
     """The answer as events; each choice's first carries the role."""
     begun: set[int] = set()
+    readers = [MessageReader(form) for _ in call.plan.sequences]
     async with contextlib.aclosing(call.deltas()) as deltas:
         async for delta in deltas:
+            part = readers[delta.index].read(delta)
+            if part.empty and not (with_logprobs and delta.tokens):
+                continue  # what may become a call is held back
             role: Literal["assistant"] | None = None if delta.index in begun else "assistant"
             begun.add(delta.index)
-            yield sse(chunk(call, [_piece(call, delta, role, with_logprobs)]))
+            logprobs = _logprobs(call, delta.tokens, with_logprobs)
+            yield sse(chunk(call, [_piece(delta.index, part, role, logprobs)]))
     if with_usage:
         yield sse(msgspec.structs.replace(chunk(call, []), usage=usage_of(call)))
 
 
 def _piece(
-    call: InferenceCall, delta: ChoiceDelta, role: Literal["assistant"] | None, with_logprobs: bool
+    index: int, part: MessagePart, role: Literal["assistant"] | None, logprobs: ChatLogprobs | None
 ) -> ChunkChoice:
-    return ChunkChoice(
-        delta.index,
-        MessageDelta(role, delta.text if delta.text or role else None),
-        _logprobs(call, delta.tokens, with_logprobs),
-        delta.finish_reason,
-    )
+    content = part.content if part.content or (role and not part.calls) else None
+    delta = MessageDelta(role, content, list(part.calls) or None)
+    return ChunkChoice(index, delta, logprobs, part.finish_reason)
 
 
 def chunk(call: InferenceCall, choices: list[ChunkChoice]) -> ChatChunk:

@@ -6,6 +6,7 @@ import msgspec
 
 from polyloom.platform.generation.logprobs import ChatLogprobs, CompletionLogprobs
 from polyloom.platform.generation.request_plan import SamplingOptions
+from polyloom.platform.generation.tools.requests import Tool, ToolCall, ToolChoice
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -35,14 +36,16 @@ class TextPart(msgspec.Struct, kw_only=True):
 
 
 class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One message. `developer` is OpenAI's newer word for `system`. The last fields are empty in
-    answers that clients send back."""
+    """One message. `developer` is OpenAI's newer word for `system`. tool_calls: of an answer that
+    the client sends back; tool_call_id: the call that a `tool` message is the result of. The last
+    fields are empty in answers."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
     refusal: str | None = None
-    tool_calls: list[Any] | None = None
     function_call: None = None
     audio: None = None
     annotations: list[Any] | None = None
@@ -57,8 +60,8 @@ class ChatRequest(SamplingOptions, kw_only=True, forbid_unknown_fields=True):
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     modalities: list[str] | None = None
 
@@ -100,11 +103,12 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AssistantMessage(msgspec.Struct, frozen=True):
-    """The whole answer of one choice."""
+    """The whole answer of one choice. content: null where it is calls alone."""
 
-    content: str
+    content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: str | None = None
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
@@ -128,11 +132,28 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
 
 
+class FunctionDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """News of a call's function: its name once, then its arguments in parts."""
+
+    arguments: str
+    name: str | None = None
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """News of a call; the first carries its id and type."""
+
+    index: int
+    function: FunctionDelta
+    id: str | None = None
+    type: Literal["function"] | None = None
+
+
 class MessageDelta(msgspec.Struct, frozen=True, omit_defaults=True):
     """News of a message; the first of a choice carries the role."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChunkChoice(msgspec.Struct, frozen=True):

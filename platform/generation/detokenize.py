@@ -12,17 +12,19 @@ class IncrementalDetokenizer:
     """Decodes one sequence through the bytes of its tokens. The deltas joined are its text.
 
     Bytes that can still become a character are held back; bytes that cannot are U+FFFD, one for
-    each maximal part, as in every UTF-8 decoder of today. Special tokens are no text.
+    each maximal part, as in every UTF-8 decoder of today. Special tokens are no text, but for those
+    in `shown`.
     """
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
+    def __init__(self, tokenizer: TextTokenizer, shown: frozenset[int] = frozenset()) -> None:
         self._tokenizer = tokenizer
+        self._hidden = tokenizer.special_ids - shown
         self._decoder = _Utf8Decoder(errors="replace")
         self._strip_space = tokenizer.strips_leading_space
 
     def push(self, token_id: int) -> str:
         """Text that `token_id` completes; empty while a character is incomplete."""
-        if token_id in self._tokenizer.special_ids:
+        if token_id in self._hidden:
             return ""
         return self._stripped(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
 

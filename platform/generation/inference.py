@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -52,11 +52,15 @@ class Target:
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids of one prompt, the parameters of its first choice, and what its answers match."""
+    """Token ids of one prompt, the parameters of its first choice, and what its answers match.
+
+    tool_schema_digest: of the tools that it describes.
+    """
 
     ids: tuple[int, ...]
     sampling: SamplingParams
     grammar: Grammar | None = None
+    tool_schema_digest: str | None = None
 
 
 class InferenceCall:
@@ -238,14 +242,18 @@ class Inference:
             conversation=None if session is None else _conversation(session),
         )
 
-    async def grammar(self, target: Target, asked: AnswerFormat | None) -> Grammar | None:
+    async def grammar(
+        self, target: Target, asked: AnswerFormat | None, parts: Sequence[AnswerFormat] = ()
+    ) -> Grammar | None:
         """What was asked of an answer as the engine takes it, checked.
 
+        parts: what it was made of, each to be blamed for itself.
         Raises InvalidSchema, InvalidRequest, QueueFull.
         """
         if asked is None:
             return None
-        await self._grammars.check(asked)
+        for part in (*parts, asked):
+            await self._grammars.check(part)
         return asked.on(target.format.tokenizer, target.served.eos_ids)
 
     def call(
@@ -256,8 +264,12 @@ class Inference:
         stops: tuple[str, ...],
         echo: tuple[str, ...] = (),
         prompt_only: bool = False,
+        shown: frozenset[int] = frozenset(),
     ) -> InferenceCall:
-        """`choices` sequences for each prompt, in the order of the answer's choices."""
+        """`choices` sequences for each prompt, in the order of the answer's choices.
+
+        shown: special tokens that are part of the text.
+        """
         deadline = time.time() + self.deadline
         sequences = tuple(
             self._sequence(target, prompt, index * choices + choice, choice, deadline)
@@ -265,7 +277,7 @@ class Inference:
             for choice in range(choices)
         )
         tokenizer = target.format.tokenizer
-        plan = RunPlan(sequences, tokenizer, stops, choices, echo, prompt_only)
+        plan = RunPlan(sequences, tokenizer, stops, choices, echo, prompt_only, shown)
         return InferenceCall(self, target, plan)
 
     def _sequence(
@@ -281,7 +293,9 @@ class Inference:
             prompt=prompt.ids,
             sampling=msgspec.structs.replace(sampling, choice=choice),
             deadline=deadline,
-            cache=target.cache,
+            cache=msgspec.structs.replace(
+                target.cache, tool_schema_digest=prompt.tool_schema_digest
+            ),
             grammar=prompt.grammar,
             conversation=target.conversation,
             weight=target.tenant.weight,

@@ -37,9 +37,14 @@ class OutputText:
     """
 
     def __init__(
-        self, tokenizer: TextTokenizer, stops: tuple[str, ...] = (), min_tokens: int = 0
+        self,
+        tokenizer: TextTokenizer,
+        stops: tuple[str, ...] = (),
+        min_tokens: int = 0,
+        shown: frozenset[int] = frozenset(),
     ) -> None:
-        self._detokenizer = IncrementalDetokenizer(tokenizer)
+        """shown: special tokens that are text here."""
+        self._detokenizer = IncrementalDetokenizer(tokenizer, shown)
         self._stops = StopStrings(stops)
         self._min_tokens = min_tokens
         self._pending: deque[TextToken] = deque()

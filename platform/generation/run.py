@@ -38,6 +38,7 @@ class RunPlan:
 
     echo: prompt texts to put before the answers, one a prompt; empty for no echo.
     prompt_only: the client wants the echoed prompt alone (`max_tokens` 0).
+    shown: special tokens that are part of the text.
     """
 
     sequences: tuple[GenerationRequest, ...]
@@ -46,6 +47,7 @@ class RunPlan:
     choices_per_prompt: int = 1
     echo: tuple[str, ...] = ()
     prompt_only: bool = False
+    shown: frozenset[int] = frozenset()
 
     def echo_of(self, index: int) -> str:
         """The prompt text before choice `index`, empty without echo."""
@@ -85,7 +87,9 @@ class _Choice:
         self._plan = plan
         self._echo: str | None = plan.echo_of(index) if plan.echo else None
         self._start = len(self._echo or "")
-        self._output = OutputText(plan.tokenizer, plan.stops, self.request.sampling.min_tokens)
+        self._output = OutputText(
+            plan.tokenizer, plan.stops, self.request.sampling.min_tokens, plan.shown
+        )
 
     @property
     def stopped(self) -> bool:

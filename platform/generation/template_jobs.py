@@ -20,12 +20,13 @@ REASON_CHARACTERS = 500
 class TemplateJob(msgspec.Struct, frozen=True):
     """Compile a template, then render it unless `messages` is None.
 
-    special_tokens: what transformers lets a template see of its tokenizer.
+    tools: in OpenAI's shape.  special_tokens: what transformers lets a template see of its tokenizer.
     """
 
     template: str
     messages: list[dict[str, Any]] | None = None
     special_tokens: dict[str, str] = {}
+    tools: list[dict[str, Any]] | None = None
 
 
 class TemplateAnswer(msgspec.Struct, frozen=True):

@@ -70,6 +70,7 @@ def _render(job: TemplateJob) -> str:
     # What `apply_chat_template` calls, without the tokenizer that this process does not have.
     texts, _ = render_jinja_template(
         [job.messages],
+        tools=job.tools,
         chat_template=job.template,
         add_generation_prompt=True,
         **job.special_tokens,

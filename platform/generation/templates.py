@@ -10,6 +10,7 @@ from polyloom.platform.errors import InvalidRequest
 from polyloom.platform.generation.template_jobs import TemplateFault, TemplateJob, fault_of
 from polyloom.platform.generation.template_workers import TemplateWorkers
 from polyloom.platform.generation.tokenizers import TextTokenizer
+from polyloom.platform.generation.tools.formats import ToolFormat, format_of, knows_tools
 
 Message = dict[str, Any]
 """A chat message in OpenAI's shape: what templates are written against."""
@@ -33,8 +34,20 @@ class ChatTemplate:
         self._template = template if template is not None else _own_template(tokenizer)
         self.digest = _digest(tokenizer.digest, self._template or "")
 
-    async def render(self, messages: list[Message], tenant: str) -> str:
-        """The prompt text of `messages`, special tokens written out.
+    @property
+    def knows_tools(self) -> bool:
+        """Whether it does something with the tools that it is given."""
+        return knows_tools(self._template or "")
+
+    @property
+    def tool_format(self) -> ToolFormat:
+        """How its model writes calls. Raises InvalidRequest where nobody here can read them."""
+        return format_of(self._template or "")
+
+    async def render(
+        self, messages: list[Message], tenant: str, tools: list[dict[str, Any]] | None = None
+    ) -> str:
+        """The prompt text of `messages`, special tokens written out. tools: in OpenAI's shape.
 
         Raises InvalidRequest where there is no template, it refuses these messages or goes over a
         worker's limits; QueueFull, EngineUnavailable where no worker could take it.
@@ -42,18 +55,24 @@ class ChatTemplate:
         if self._template is None:
             raise _refused("this model has no chat template; use /v1/completions")
         if self._workers is None:
-            return self._render_here(self._template, messages)
+            return self._render_here(self._template, messages, tools)
         special_tokens = self.tokenizer.transformers.special_tokens_map
-        job = TemplateJob(self._template, messages, special_tokens)
+        job = TemplateJob(self._template, messages, special_tokens, tools)
         try:
             return await self._workers.run(tenant, job)
         except TemplateFault as fault:
             raise _refused(str(fault)) from fault
 
-    def _render_here(self, template: str, messages: list[Message]) -> str:
+    def _render_here(
+        self, template: str, messages: list[Message], tools: list[dict[str, Any]] | None
+    ) -> str:
         try:
             text = self.tokenizer.transformers.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, chat_template=template
+                messages,
+                tools=tools,
+                tokenize=False,
+                add_generation_prompt=True,
+                chat_template=template,
             )
         except Exception as error:  # a template can raise anything that Python can
             raise _refused(fault_of(error)) from error

@@ -90,6 +90,11 @@ class TextTokenizer:
             known = self._bytes[token_id] = self._raw_token_bytes(token_id)
         return known
 
+    def special_id(self, text: str) -> int | None:
+        """The id of the special token that is written like this; None if there is none."""
+        token_id: int | None = self._backend.token_to_id(text)
+        return token_id if token_id in self.special_ids else None
+
     def _decodes_without_space(self) -> bool:
         ids = self.encode_now("a", special_tokens=False)
         text: str = self._backend.decode(ids)

@@ -93,10 +93,9 @@ def test_prompts_of_every_kind(tenant, base_name) -> None:
         ({"extra_body": {"no_such_field": 1}}, "no_such_field"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"extra_body": {"regex": "a", "min_tokens": 2}}, "min_tokens"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(tenant, base_name, fields, param) -> None:
