@@ -24,6 +24,7 @@ from polyloom.platform.api.prefixes import PREFIX_ROUTES
 from polyloom.platform.api.problems import answer_problem
 from polyloom.platform.api.routes import ROUTE_ROUTES
 from polyloom.platform.api.shares import SHARE_ROUTES
+from polyloom.platform.api.speculation import SPECULATION_ROUTES
 from polyloom.platform.api.usage import own_usage
 from polyloom.platform.assembly import Assembly
 from polyloom.platform.settings import Settings
@@ -43,6 +44,7 @@ ROUTES = [
     *SHARE_ROUTES,
     *ADMIN_ROUTES,
     *CACHE_ROUTES,
+    *SPECULATION_ROUTES,
     *PREFIX_ROUTES,
     *OPERATION_ROUTES,
 ]

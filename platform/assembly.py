@@ -287,6 +287,7 @@ class Assembly:
             cache=CacheObserver(PrefixCacheMetrics(meter, lambda: self.presence.reports)),
             announcements=self.announcements,
             deadline=self.settings.request_deadline,
+            drafts=self.settings.drafts,
         )
 
     async def _empty_cache(self, owner: CacheOwner, author: str) -> None:

@@ -39,6 +39,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     itl_target: seconds between two tokens of an answer that long prompts are cut up for.
     engines: processes that each hold the base; memory, queue and running limits are of each.
     prefix_cache: reuse the KV of prompts that begin alike, within one namespace.
+    drafts: how tokens are drafted for requests that do not say: never, whatever makes the request
+    fastest, or whatever makes the engine fastest as a whole. No text depends on it.
     admin_key: None makes the first start write one into the data directory.
     """
 
@@ -64,6 +66,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     itl_target: float = 0.1
     engines: int = 1
     prefix_cache: bool = True
+    drafts: Literal["off", "latency", "adaptive"] = "adaptive"
 
     def __post_init__(self) -> None:
         if not self.base:

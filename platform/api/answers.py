@@ -1,10 +1,22 @@
 """What completions and chat share: who asks, the answer's headers, usage."""
 
+from dataclasses import replace
+
 from polyloom.platform.api.guards import AuthorizedRequest, tenant_of
-from polyloom.platform.api.schemas import PromptTokensDetails, StreamOptions, Usage
+from polyloom.platform.api.schemas import (
+    CompletionTokensDetails,
+    PromptTokensDetails,
+    StreamOptions,
+    Usage,
+)
 from polyloom.platform.errors import InvalidRequest
 from polyloom.platform.generation.inference import Inference, InferenceCall, Target
-from polyloom.platform.generation.request_plan import SamplingOptions, plan_salt
+from polyloom.platform.generation.request_plan import (
+    SamplingOptions,
+    plan_domain,
+    plan_drafts,
+    plan_salt,
+)
 
 STREAM_GRACE_SECONDS = 30.0
 """Beyond the request's deadline, for a reader that is a little slow."""
@@ -27,7 +39,9 @@ async def resolve_target(
         salt=plan_salt(options),
     )
     request.state.request_id = target.request_id
-    return target
+    return replace(
+        target, drafts=plan_drafts(options, target.drafts), domain=plan_domain(options)
+    )
 
 
 def answer_headers(call: InferenceCall) -> dict[str, str]:
@@ -51,6 +65,7 @@ def usage_of(call: InferenceCall) -> Usage:
         totals.completion_tokens,
         totals.prompt_tokens + totals.completion_tokens,
         PromptTokensDetails(totals.cached_tokens),
+        CompletionTokensDetails(totals.accepted_tokens, totals.rejected_tokens),
     )
 
 

@@ -33,12 +33,14 @@ from polyloom.platform.engine.messages import (
     Finished,
     GetCacheReport,
     GetSnapshot,
+    GetSpeculationReport,
     Hello,
     Invalidate,
     Refused,
     ReleasePrefix,
     Retire,
     Snapshot,
+    SpeculationReport,
     Status,
     Submit,
     Tokens,
@@ -49,7 +51,7 @@ from polyloom.routing.request import GenerationRequest
 
 logger = logging.getLogger("polyloom.engine.client")
 
-Answer = TypeVar("Answer", Snapshot, CacheReport)
+Answer = TypeVar("Answer", Snapshot, CacheReport, SpeculationReport)
 
 UNREAD_LIMIT = 8192  # tokens that one stream's reader may leave unread
 HEALTHY_SECONDS = 5.0  # ten missed heartbeats
@@ -68,6 +70,7 @@ class EngineClient:
         self._streams: dict[str, TokenStream] = {}
         self._snapshots: deque[asyncio.Future[Snapshot]] = deque()
         self._cache_reports: deque[asyncio.Future[CacheReport]] = deque()
+        self._speculation_reports: deque[asyncio.Future[SpeculationReport]] = deque()
         self._refusal: str | None = None
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Events)
@@ -192,6 +195,10 @@ class EngineClient:
         """What the prefix cache did and holds. Raises EngineUnavailableError."""
         return await self._ask(GetCacheReport(), self._cache_reports)
 
+    async def speculation_report(self) -> SpeculationReport:
+        """What drafts brought and cost. Raises EngineUnavailableError."""
+        return await self._ask(GetSpeculationReport(), self._speculation_reports)
+
     async def invalidate(self, command: Invalidate) -> None:
         """Make cached blocks unreachable. Raises EngineUnavailableError."""
         await self._send(command)
@@ -261,6 +268,8 @@ class EngineClient:
                 _answer(self._snapshots, event)
             case CacheReport():
                 _answer(self._cache_reports, event)
+            case SpeculationReport():
+                _answer(self._speculation_reports, event)
 
     def _refused(self, event: Refused) -> None:
         stream = self._streams.get(event.sequence_id)
@@ -287,6 +296,7 @@ class EngineClient:
             stream.fail(EngineUnavailableError(reason))
         _fail(self._snapshots, reason)
         _fail(self._cache_reports, reason)
+        _fail(self._speculation_reports, reason)
 
 
 def _answer(waiting: deque[asyncio.Future[Answer]], event: Answer) -> None:

@@ -18,6 +18,7 @@ from polyloom.platform.engine.messages import (
     Finished,
     GetCacheReport,
     GetSnapshot,
+    GetSpeculationReport,
     Hello,
     Invalidate,
     Refused,
@@ -151,6 +152,8 @@ class EngineHost:
                 self._engine.release_prefix(hold)
             case GetCacheReport():
                 self._send(peer, [self._engine.cache_report()])
+            case GetSpeculationReport():
+                self._send(peer, [self._engine.speculation_report()])
             case GetSnapshot():
                 self._send(peer, [self._engine.snapshot()])
             case Drain():

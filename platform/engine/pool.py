@@ -16,6 +16,7 @@ from polyloom.platform.engine.messages import (
     Finished,
     Invalidate,
     Snapshot,
+    SpeculationReport,
     Status,
     Tokens,
     Welcome,
@@ -109,6 +110,10 @@ class EnginePool:
     async def cache_reports(self) -> dict[int, CacheReport]:
         """By engine. Raises EngineUnavailableError if none answers."""
         return await self._everywhere(lambda engine: engine.cache_report())
+
+    async def speculation_reports(self) -> dict[int, SpeculationReport]:
+        """By engine. Raises EngineUnavailableError if none answers."""
+        return await self._everywhere(lambda engine: engine.speculation_report())
 
     async def _everywhere(
         self, ask: Callable[[EngineClient], Coroutine[Any, Any, Result]]

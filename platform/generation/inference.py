@@ -23,6 +23,7 @@ from polyloom.platform.generation.templates import ChatTemplate
 from polyloom.platform.services.usage import UsageRecorder
 from polyloom.platform.services.views import TenantView, UsageRecord
 from polyloom.platform.telemetry.generation import GenerationMetrics
+from polyloom.routing.drafts import DraftPolicy
 from polyloom.routing.grammar import Grammar
 from polyloom.routing.request import CacheScope, GenerationRequest
 from polyloom.routing.resolver import Resolution, resolve
@@ -36,6 +37,7 @@ class Target:
 
     cache: whose prefix cache the prompts may use.
     conversation: requests of one are started in the order of their arrival.
+    drafts, domain: how its tokens are drafted, and what that is measured under.
     """
 
     request_id: str
@@ -48,6 +50,8 @@ class Target:
     served: ServedModel
     cache: CacheScope
     conversation: str | None = None
+    drafts: DraftPolicy = "adaptive"
+    domain: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,10 +105,15 @@ class InferenceCall:
                 await admission.charge(self.run.totals.completion_tokens)
 
     def _account(self, failure: BaseException | None) -> None:
-        record = self._usage(failure)
+        record, totals = self._usage(failure), self.run.totals
         self._inference.usage.record(record)
-        self._inference.metrics.record(tenant=self.target.tenant.slug, usage=record)
-        self._inference.cache.record(self.target, self.run.totals.cache, record.created_at)
+        self._inference.metrics.record(
+            tenant=self.target.tenant.slug,
+            usage=record,
+            accepted=totals.accepted_tokens,
+            rejected=totals.rejected_tokens,
+        )
+        self._inference.cache.record(self.target, totals.cache, record.created_at)
 
     def _usage(self, failure: BaseException | None) -> UsageRecord:
         target, totals = self.target, self.run.totals
@@ -165,7 +174,9 @@ class Inference:
         cache: CacheObserver,
         announcements: Announcements,
         deadline: float,
+        drafts: DraftPolicy = "adaptive",
     ) -> None:
+        """deadline: seconds from arrival.  drafts: of requests that do not say."""
         self.engine = engine
         self.rate_limits = rate_limits
         self.usage = usage
@@ -178,6 +189,7 @@ class Inference:
         self._formats = formats
         self._grammars = grammars
         self._announcements = announcements
+        self._drafts = drafts
         announcements.subscribe(CancelRequest, self._cancel_here)
 
     async def target(
@@ -240,6 +252,8 @@ class Inference:
                 salt=salt,
             ),
             conversation=None if session is None else _conversation(session),
+            drafts=self._drafts,
+            domain=model,
         )
 
     async def grammar(
@@ -297,6 +311,8 @@ class Inference:
                 target.cache, tool_schema_digest=prompt.tool_schema_digest
             ),
             grammar=prompt.grammar,
+            drafts=target.drafts,
+            domain=target.domain,
             conversation=target.conversation,
             weight=target.tenant.weight,
         )

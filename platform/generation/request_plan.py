@@ -14,6 +14,7 @@ from polyloom.platform.generation.answer_formats import (
     answer_format,
 )
 from polyloom.platform.generation.tokenizers import TextTokenizer
+from polyloom.routing.drafts import MAX_DRAFT_TOKENS, DraftPolicy
 from polyloom.routing.sampling_params import SamplingParams
 
 MAX_CHOICES = 128
@@ -24,6 +25,7 @@ MAX_STOP_CHARACTERS = 512
 MAX_TOP_LOGPROBS = 20
 MAX_BIASES = 1024
 MAX_SALT_CHARACTERS = 256
+MAX_DOMAIN_CHARACTERS = 64
 SEED_MASK = (1 << 64) - 1
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
@@ -33,6 +35,7 @@ class SamplingOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     Beyond OpenAI's fields: top_k, min_p, repetition_penalty, ignore_eos, min_tokens,
     stop_token_ids, cache_salt (prompts share cached blocks only with prompts of the same salt),
+    drafts (how next tokens are guessed; no text depends on it, nor on `metadata.domain`),
     regex (all of the answer matches it) and grammar (likewise, in llguidance's Lark). The fields
     from `metadata` on are sent by clients, change no token and are ignored.
     """
@@ -55,6 +58,7 @@ class SamplingOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     min_tokens: int | None = None
     stop_token_ids: list[int] | None = None
     cache_salt: str | None = None
+    drafts: DraftPolicy | None = None
     response_format: ResponseFormat | None = None
     regex: str | None = None
     grammar: str | None = None
@@ -164,6 +168,22 @@ def plan_salt(options: SamplingOptions) -> str | None:
     if salt is not None and not 0 < len(salt) <= MAX_SALT_CHARACTERS:
         raise InvalidRequest(f"has 1 to {MAX_SALT_CHARACTERS} characters", param="cache_salt")
     return salt
+
+
+def plan_drafts(options: SamplingOptions, default: DraftPolicy) -> DraftPolicy:
+    """How the request's tokens are drafted, checked."""
+    if isinstance(options.drafts, int):
+        return int(_within("drafts", options.drafts, 0, 0, MAX_DRAFT_TOKENS))
+    return default if options.drafts is None else options.drafts
+
+
+def plan_domain(options: SamplingOptions) -> str:
+    """What drafts of the request are measured under: the `domain` of its metadata, else the model
+    that it names."""
+    domain = options.metadata.get("domain") if isinstance(options.metadata, dict) else None
+    if isinstance(domain, str) and 0 < len(domain) <= MAX_DOMAIN_CHARACTERS:
+        return domain
+    return options.model
 
 
 def plan_max_tokens(

@@ -66,11 +66,16 @@ class ChoiceDelta:
 
 @dataclass
 class RunTotals:
-    """What the request used, over its choices. Times in seconds since arrival in the engine."""
+    """What the request used, over its choices. Times in seconds since arrival in the engine.
+
+    accepted_tokens, rejected_tokens: of drafts.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    accepted_tokens: int = 0
+    rejected_tokens: int = 0
     queue_time: float = 0.0
     first_token: float | None = None
     finished: float = 0.0
@@ -232,6 +237,8 @@ class GenerationRun:
         totals.completion_tokens += (
             choice.tokens_seen if choice.stopped else event.completion_tokens
         )
+        totals.accepted_tokens += event.accepted_tokens
+        totals.rejected_tokens += event.rejected_tokens
         totals.queue_time = max(totals.queue_time, timings.queued)
         if timings.first_token is not None:
             first = totals.first_token

@@ -1,8 +1,9 @@
 """A run merges its sequences, cuts at stop strings, counts, and leaves nothing in the engine."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
+from itertools import islice
 
 import pytest
 
@@ -18,11 +19,21 @@ from polyloom.routing.sampling_params import SamplingParams
 PROMPT = (5, 6, 7)
 
 
+def batched(tokens: Sequence[int], size: int) -> Iterator[tuple[int, ...]]:
+    rest = iter(tokens)
+    while block := tuple(islice(rest, size)):
+        yield block
+
+
 class ScriptedEngine:
     """Gives each sequence its script, token by token; an abort ends it as the engine would."""
 
-    def __init__(self, scripts: dict[str, Sequence[int]], end: FinishReason = "length") -> None:
+    def __init__(
+        self, scripts: dict[str, Sequence[int]], end: FinishReason = "length", block: int = 1
+    ) -> None:
+        """block: tokens that come at once, as accepted drafts do."""
         self.scripts = scripts
+        self.block = block
         self.end = end
         self.error: Exception | None = None
         self.aborted: list[str] = []
@@ -33,12 +44,12 @@ class ScriptedEngine:
         self.open.add(name)
         sent = 0
         try:
-            for token in self.scripts[name]:
+            for block in batched(self.scripts[name], self.block):
                 await asyncio.sleep(0)
                 if name in self.aborted:
                     break
-                sent += 1
-                yield Tokens(name, (token,), (TokenLogprob(token, -1.0),))
+                sent += len(block)
+                yield Tokens(name, block, tuple(TokenLogprob(token, -1.0) for token in block))
             if self.error is not None:
                 raise self.error
             reason = "abort" if name in self.aborted else self.end
@@ -97,6 +108,21 @@ async def test_a_stop_string_aborts_and_counts_what_was_used(byte_level: TextTok
     assert [d.finish_reason for d in deltas if d.finish_reason] == ["stop"]
     assert engine.aborted == ["0"]
     assert run.totals.completion_tokens == 4
+
+
+@pytest.mark.parametrize("block", range(1, 9))
+async def test_a_stop_string_cuts_blocks_of_accepted_tokens_like_single_ones(
+    byte_level: TextTokenizer, block: int
+) -> None:
+    """Across a block's edge, inside one, split over two tokens: text, ids, logprobs and usage."""
+    engine = ScriptedEngine({"0": ids_of(byte_level, "abcdXYZefghijkl")}, block=block)
+    run = GenerationRun(engine, plan_of(byte_level, stops=("XYZ",)))
+    deltas = await collect(run)
+    assert "".join(d.text for d in deltas) == "abcd"
+    tokens = [token for delta in deltas for token in delta.tokens]
+    assert [token.token_id for token in tokens] == ids_of(byte_level, "abcd")
+    assert all(token.logprob is not None for token in tokens)
+    assert run.totals.completion_tokens == 7
 
 
 async def test_leaving_early_closes_every_sequence(byte_level: TextTokenizer) -> None:
