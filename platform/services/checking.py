@@ -35,7 +35,8 @@ class PromotionCheck(Protocol):
     """Whether a revision that passed its check may take the alias that its upload asked for."""
 
     async def __call__(self, job: CheckJob) -> PromotionVerdict | None:
-        """None if it asked for none."""
+        """None if it asked for none. Raises Unavailable when it must be tried again; any other
+        error leaves the alias where it is."""
 
 
 class RevisionChecker:
@@ -113,9 +114,7 @@ class RevisionChecker:
         renewal = asyncio.create_task(self._renew(job.revision.id))
         try:
             verdict = await self._verdict(job)
-            promotion = None
-            if verdict.passed and self._promotion is not None:
-                promotion = await self._promotion(job)
+            promotion = await self._promotion_verdict(job) if verdict.passed else None
         except (Unavailable, asyncio.CancelledError):
             renewal.cancel()
             await asyncio.shield(self._registry.renew_claim(job.revision.id, 0))
@@ -138,6 +137,17 @@ class RevisionChecker:
             return FidelityVerdict(
                 max_logprob_diff=None, failure="the check of the revision ended unexpectedly"
             )
+
+    async def _promotion_verdict(self, job: CheckJob) -> PromotionVerdict | None:
+        if self._promotion is None:
+            return None
+        try:
+            return await self._promotion(job)
+        except Unavailable:
+            raise
+        except Exception:
+            log.exception("the gate of %s ended unexpectedly", job.revision.label)
+            return PromotionVerdict(job.promote or "", "its gate ended unexpectedly")
 
     async def _renew(self, revision_id: int) -> None:
         while True:

@@ -3,7 +3,7 @@ is ready."""
 
 import logging
 
-from polyloom.platform.errors import PlatformError
+from polyloom.platform.errors import PlatformError, Unavailable
 from polyloom.platform.services.aliases import AliasService, not_ready
 from polyloom.platform.services.gates import GateService, GateVersion
 from polyloom.platform.services.snapshots import SnapshotService
@@ -54,7 +54,8 @@ class Promotion:
         )
 
     async def verdict(self, job: CheckJob) -> PromotionVerdict | None:
-        """Whether the alias that the upload asked for may move; None if it asked for none."""
+        """Whether the alias that the upload asked for may move; None if it asked for none. Raises
+        Unavailable when it must be tried again."""
         if job.promote is None:
             return None
         revision = job.revision
@@ -67,6 +68,8 @@ class Promotion:
                 await self._snapshots.refresh(),
                 author=revision.author,
             )
+        except Unavailable:
+            raise
         except (PlatformError, RoutingError) as error:
             log.info("%s is not promoted to %s: %s", revision.label, job.promote, error.code)
             return PromotionVerdict(job.promote, error.message)

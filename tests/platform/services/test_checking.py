@@ -8,7 +8,7 @@ import pytest
 
 from polyloom.platform.errors import DeadlineExceeded, EngineUnavailable
 from polyloom.platform.services.checking import RevisionChecker
-from polyloom.platform.services.views import CheckJob, FidelityVerdict
+from polyloom.platform.services.views import CheckJob, FidelityVerdict, PromotionVerdict
 
 if TYPE_CHECKING:
     from conftest import Process
@@ -118,3 +118,36 @@ async def test_a_revision_retired_during_its_check_stays_retired(process: "Proce
     await worker.start()
     assert (await worker.settled(revision, 20)).state == "retired"
     await worker.stop()
+
+
+async def test_a_gate_that_cannot_run_is_tried_again_and_one_that_crashes_promotes_nothing(
+    process: "Process",
+) -> None:
+    acme = await process.tenant()
+    tries = 0
+
+    async def check(_: CheckJob) -> FidelityVerdict:
+        return PASSED
+
+    async def gate(job: CheckJob) -> PromotionVerdict | None:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise EngineUnavailable("restarting")
+        if job.revision.number == 2:
+            raise RuntimeError("/server/path")
+        return PromotionVerdict("prod")
+
+    worker = RevisionChecker(process.registry, check, [BASE], promotion=gate, poll_interval=0.02)
+    await worker.start()
+    settled = []
+    for text in ("a", "b"):
+        revision, _ = await process.upload(acme, text, promote="prod")
+        settled.append(await worker.settled(revision, 20))
+    await worker.stop()
+    assert tries == 3
+    assert [(view.state, view.not_promoted) for view in settled] == [
+        ("ready", None),
+        ("ready", "its gate ended unexpectedly"),
+    ]
+    assert (await process.aliases.get(acme.id, "support", "prod")).number == 1
