@@ -1,5 +1,6 @@
 """Draft heads: of a tenant's revisions, and (for the operator) the shared ones of the base."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
@@ -30,9 +31,11 @@ _ANSWER = {201: ResponseSpec(DraftHeadView, generate_examples=False)}
 
 
 class DraftHeadList(msgspec.Struct, frozen=True):
-    """Draft heads of one owner, newest first."""
+    """Draft heads of one owner, newest first. shared_digest: of the base's promoted shared head, on
+    which a revision's new head has to be a delta."""
 
     data: tuple[DraftHeadView, ...]
+    shared_digest: str | None
     object: Literal["list"] = "list"
 
 
@@ -69,11 +72,14 @@ async def upload_draft_head(
 async def list_draft_heads(
     request: AuthorizedRequest,
     draft_heads: NamedDependency[DraftHeadRegistry],
+    base: NamedDependency[BaseModel],
     name: FromPath[str],
     number: FromPath[int],
 ) -> DraftHeadList:
     """A revision's draft heads."""
-    return DraftHeadList(await draft_heads.list(_owner(request, name, number)))
+    heads = await draft_heads.list(_owner(request, name, number))
+    shared = await draft_heads.list(BaseOwner(base.digest))
+    return DraftHeadList(heads, _promoted(shared))
 
 
 @post(HEADS + "/{head:int}/promote", guards=[requires("adapters:write")], status_code=200)
@@ -131,7 +137,8 @@ async def list_shared_heads(
     draft_heads: NamedDependency[DraftHeadRegistry], base: NamedDependency[BaseModel]
 ) -> DraftHeadList:
     """The base's shared draft heads."""
-    return DraftHeadList(await draft_heads.list(BaseOwner(base.digest)))
+    heads = await draft_heads.list(BaseOwner(base.digest))
+    return DraftHeadList(heads, _promoted(heads))
 
 
 @post(SHARED + "/{head:int}/promote", guards=[requires("admin")], status_code=200)
@@ -160,6 +167,10 @@ async def retire_shared_head(
 
 def _owner(request: AuthorizedRequest, name: str, number: int) -> RevisionOwner:
     return RevisionOwner(tenant_of(request.auth).id, name_in_path(name), number)
+
+
+def _promoted(heads: Sequence[DraftHeadView]) -> str | None:
+    return next((head.digest for head in heads if head.promoted), None)
 
 
 def _answer(recorded: RecordedHead) -> Response[DraftHeadView]:

@@ -6,6 +6,7 @@ from polyloom.platform.cli.adapters import adapters
 from polyloom.platform.cli.cache import cache, prefixes
 from polyloom.platform.cli.chat import chat
 from polyloom.platform.cli.database import db
+from polyloom.platform.cli.draft_heads import draft_heads
 from polyloom.platform.cli.models import models
 from polyloom.platform.cli.routes import gates, routes
 from polyloom.platform.cli.serve import serve
@@ -22,6 +23,7 @@ def cli() -> None:
 for command in (
     serve,
     adapters,
+    draft_heads,
     routes,
     gates,
     shares,

@@ -1,4 +1,4 @@
-"""A PEFT folder, or a packed one, as the body of an upload."""
+"""An adapter's or a draft head's folder, or a packed one, as the body of an upload."""
 
 import tarfile
 import tempfile
@@ -10,7 +10,8 @@ from typing import IO
 
 import rich_click as click
 
-CONFIG_FILE = "adapter_config.json"
+ADAPTER_CONFIG = "adapter_config.json"
+HEAD_CONFIG = "config.json"
 KEPT_SUFFIXES = (".json", ".safetensors", ".jinja", ".model", ".txt")
 ARCHIVE_TYPES = {
     ".zip": "application/zip",
@@ -21,7 +22,7 @@ ARCHIVE_TYPES = {
 
 
 @dataclass(frozen=True)
-class PackedAdapter:
+class PackedFolder:
     """An open file, its size in bytes and its content type."""
 
     file: IO[bytes]
@@ -30,26 +31,27 @@ class PackedAdapter:
 
 
 @contextmanager
-def packed(path: Path) -> Iterator[PackedAdapter]:
-    """An archive as it is, or a folder packed into a temporary tar."""
+def packed(path: Path, config: str = ADAPTER_CONFIG) -> Iterator[PackedFolder]:
+    """An archive as it is, or a folder packed into a temporary tar. config: the file that the folder
+    must hold."""
     if path.is_file():
         kind = ARCHIVE_TYPES.get(path.suffix.lower())
         if kind is None:
             raise click.ClickException(f"{path} is neither a folder nor a .tar, .tar.gz or .zip")
         with path.open("rb") as file:
-            yield PackedAdapter(file, path.stat().st_size, kind)
+            yield PackedFolder(file, path.stat().st_size, kind)
         return
     with tempfile.TemporaryFile() as file:
-        _pack_folder(path, file)
+        _pack_folder(path, config, file)
         size = file.tell()
         file.seek(0)
-        yield PackedAdapter(file, size, "application/x-tar")
+        yield PackedFolder(file, size, "application/x-tar")
 
 
-def _pack_folder(path: Path, out: IO[bytes]) -> None:
+def _pack_folder(path: Path, config: str, out: IO[bytes]) -> None:
     files = [p for p in sorted(path.iterdir()) if p.is_file() and _is_kept(p.name)]
-    if CONFIG_FILE not in {p.name for p in files}:
-        raise click.ClickException(f"{path} holds no {CONFIG_FILE}: not a PEFT folder")
+    if config not in {p.name for p in files}:
+        raise click.ClickException(f"{path} holds no {config}: not what is uploaded here")
     with tarfile.open(fileobj=out, mode="w") as archive:
         for file in files:
             archive.add(file.resolve(), arcname=file.name, recursive=False)

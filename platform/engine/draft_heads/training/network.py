@@ -81,7 +81,7 @@ class HeadNetwork(nn.Module):
         return tensors
 
     def _normed(self, name: str, x: Tensor) -> Tensor:
-        return F.rms_norm(x, x.shape[-1:], self.norms[name], self._eps)
+        return F.rms_norm(x.float(), x.shape[-1:], self.norms[name], self._eps)
 
 
 def _output(rows: Tensor, shared_vocab: int, rank: int | None) -> _Linear:

@@ -1,0 +1,230 @@
+"""What draft heads give each example adapter on its own held-out prompts, one request at a time.
+
+    python -m benchmarks.draft_heads --base FOLDER [--prompts 12] [--drafts 3]
+
+For each adapter the same greedy answers are made without drafts, with n-grams, with the base's
+shared head and with the adapter's own, interleaved prompt by prompt. Acceptance length is tokens a
+decode step; the texts must be equal up to near ties, and the share of equal ones is shown.
+"""
+
+import argparse
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from benchmarks.bars import Bar, show_bars
+from examples.draft_prompts import prompts
+from examples.tasks import TASKS
+from polyloom.adapters.draft_heads.checkpoint import read_draft_head
+from polyloom.adapters.source import AdapterSource, DraftHeadSource
+from polyloom.adapters.validation import load_adapter_weights
+from polyloom.platform.engine.assembly import build_engine
+from polyloom.platform.engine.messages import Tokens
+from polyloom.platform.engine.model.layout import base_layout
+from polyloom.platform.engine.model.store import BaseModel, pull
+from polyloom.platform.engine.model.weights import FusedWeights
+from polyloom.platform.engine.settings import DrafterName, EngineSettings
+from polyloom.platform.engine.step import Engine
+from polyloom.platform.generation.prompts import shipped_template
+from polyloom.platform.generation.templates import ChatTemplate
+from polyloom.platform.generation.tokenizers import TextTokenizer
+from polyloom.routing.combination import Combination
+from polyloom.routing.request import GenerationRequest
+from polyloom.routing.sampling_params import SamplingParams
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+SHARED = "smollm2-135m-instruct"
+ACCEPTANCE_BAR, OVER_SHARED_BAR, SPEED_BAR = 2.2, 1.15, 1.4
+MODES = ("none", "ngram", "shared head", "own head")
+
+
+@dataclass
+class Tally:
+    """One way of drafting on one adapter's prompts."""
+
+    tokens: int = 0
+    steps: int = 0
+    seconds: list[float] = field(default_factory=list)
+    equal: int = 0
+
+    @property
+    def acceptance_length(self) -> float:
+        return self.tokens / max(1, self.steps)
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second of decoding."""
+        return self.tokens / sum(self.seconds)
+
+
+class Bench:
+    """An engine for each set of drafters, over one base."""
+
+    def __init__(self, base: BaseModel, threads: int, drafts: int, num_prompts: int) -> None:
+        self._base = base
+        self._num_prompts = num_prompts
+        self._drafts = drafts
+        self._format = ChatTemplate(TextTokenizer(base.folder), shipped_template(base.folder))
+        none: tuple[DrafterName, ...] = ()
+        sets = {"none": none, "ngram": ("ngram",), "head": ("draft_head",)}
+        self._engines = {name: self._engine(drafters, threads) for name, drafters in sets.items()}
+        layout = base_layout(
+            base.config, name=base.name, digest=base.digest, other_names=base.names
+        )
+        self._layout, self._weights = layout, FusedWeights(base.folder, base.config, torch.float32)
+        self._ids = 0
+
+    def adapter(self, task: str) -> dict[str, Tally]:
+        """All ways of drafting on this adapter; the first prompt warms up and does not count."""
+        folder = EXAMPLES / "adapters" / task
+        digest = load_adapter_weights(folder, self._layout, self._weights, None).digest
+        adapter = AdapterSource(digest, str(folder))
+        tallies = {mode: Tally() for mode in MODES}
+        for number, prompt in enumerate(self._prompts(task)):
+            answers: dict[str, list[int]] = {}
+            for mode in MODES:
+                request = self._request(prompt, adapter, _head(task, mode))
+                tokens, steps, seconds = _decode(self._engines[_set(mode)], request)
+                answers[mode] = tokens
+                if number:
+                    tally = tallies[mode]
+                    tally.tokens += len(tokens) - 1
+                    tally.steps += steps
+                    tally.seconds.append(seconds)
+                    tally.equal += tokens == answers["none"]
+        return tallies
+
+    def close(self) -> None:
+        for engine in self._engines.values():
+            engine.close()
+
+    def _prompts(self, task: str) -> Iterator[tuple[int, ...]]:
+        tokenizer = self._format.tokenizer
+        for messages in prompts(task, "held_out")[: self._num_prompts + 1]:
+            text = tokenizer.transformers.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True
+            )
+            yield tuple(tokenizer.encode_now(str(text), special_tokens=False))
+
+    def _request(
+        self, prompt: tuple[int, ...], adapter: AdapterSource, head: DraftHeadSource | None
+    ) -> GenerationRequest:
+        self._ids += 1
+        return GenerationRequest(
+            sequence_id=str(self._ids),
+            tenant="bench",
+            combination=Combination(
+                self._base.digest, "", adapter.digest, None if head is None else head.digest
+            ),
+            adapter=adapter,
+            draft_head=head,
+            prompt=prompt,
+            sampling=SamplingParams(
+                max_tokens=64,
+                seed=0,
+                temperature=0.0,
+                stop_token_ids=self._base.eos_token_ids,
+            ),
+            drafts=self._drafts,
+        )
+
+    def _engine(self, drafters: tuple[DrafterName, ...], threads: int) -> Engine:
+        return build_engine(
+            EngineSettings(
+                model_folder=str(self._base.folder),
+                base_name=self._base.name,
+                base_digest=self._base.digest,
+                address="ipc:///nowhere",
+                kv_memory=1 << 27,
+                adapter_memory=1 << 26,
+                threads=threads,
+                prefix_cache=False,
+                drafters=drafters,
+            )
+        )
+
+
+def _set(mode: str) -> str:
+    return "head" if mode.endswith("head") else mode
+
+
+def _head(task: str, mode: str) -> DraftHeadSource | None:
+    if not mode.endswith("head"):
+        return None
+    folders = [EXAMPLES / "draft_heads" / name for name in (SHARED, task)]
+    shared, own = [AdapterSource(read_draft_head(f).digest, str(f)) for f in folders]
+    return DraftHeadSource(shared, own if mode == "own head" else None)
+
+
+def _decode(engine: Engine, request: GenerationRequest) -> tuple[list[int], int, float]:
+    """The answer's tokens, the decode steps after the first token, and their seconds."""
+    if engine.submit(request) is not None:
+        raise RuntimeError("the engine refused a request")
+    tokens: list[int] = []
+    steps, started = 0, 0.0
+    while engine.has_work:
+        events = engine.step()
+        if tokens:
+            steps += 1
+        for event in events:
+            if isinstance(event, Tokens):
+                started = started or time.perf_counter()
+                tokens += event.token_ids
+    return tokens, steps, time.perf_counter() - started
+
+
+def bars(tallies: dict[str, dict[str, Tally]]) -> Iterator[Bar]:
+    """The best-drafted adapter is the example that the bars are about; the others are shown."""
+    best = max(tallies, key=lambda task: tallies[task]["own head"].acceptance_length)
+    for task, ways in tallies.items():
+        own, shared, none = ways["own head"], ways["shared head"], ways["none"]
+        length, over = own.acceptance_length, own.acceptance_length / shared.acceptance_length
+        speed = own.speed / none.speed
+        name = f"{task} (the bar's)" if task == best else task
+        yield Bar(
+            f"{name}, acceptance length",
+            f"{length:.2f}",
+            f"≥ {ACCEPTANCE_BAR}",
+            length >= ACCEPTANCE_BAR,
+        )
+        yield Bar(
+            f"{name}, over the shared head",
+            f"{over:.2f}×",
+            f"≥ {OVER_SHARED_BAR}×",
+            over >= OVER_SHARED_BAR,
+        )
+        yield Bar(f"{name}, speed", f"{speed:.2f}×", f"≥ {SPEED_BAR}×", speed >= SPEED_BAR)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Measure draft heads on the example adapters.")
+    parser.add_argument("--base", default=SHARED, help="a known name, a folder or a hub id")
+    parser.add_argument("--data-dir", type=Path, default=Path.home() / ".local/share/polyloom")
+    parser.add_argument("--task", choices=list(TASKS), action="append", help="default: all")
+    parser.add_argument("--prompts", type=int, default=12, help="of each adapter")
+    parser.add_argument("--drafts", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    base = pull(arguments.base, arguments.data_dir)
+    bench = Bench(base, arguments.threads, arguments.drafts, arguments.prompts)
+    results = {}
+    print("| adapter | drafts by | tokens a step | tokens/s | equal texts |")
+    print("| --- | --- | ---: | ---: | ---: |")
+    for task in arguments.task or TASKS:
+        results[task] = bench.adapter(task)
+        for mode, tally in results[task].items():
+            print(
+                f"| {task} | {mode} | {tally.acceptance_length:.2f} | {tally.speed:.1f} |"
+                f" {tally.equal} of {arguments.prompts} |",
+                flush=True,
+            )
+    bench.close()
+    return show_bars(bars(results))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
