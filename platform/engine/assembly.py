@@ -46,6 +46,7 @@ from polyloom.platform.engine.speculation.ngram import NgramDrafter
 from polyloom.platform.engine.speculation.speculator import DraftBlocks, Speculator
 from polyloom.platform.engine.step import Engine
 from polyloom.platform.engine.structured.compiler import GrammarCompiler
+from polyloom.platform.engine.structured.drafter import FittingDrafter, GrammarDrafter
 from polyloom.platform.engine.structured.sequences import SequenceGrammars
 from polyloom.routing.scheduler.batcher import Batcher
 from polyloom.routing.scheduler.config import SchedulerConfig
@@ -115,7 +116,7 @@ def build_engine(settings: EngineSettings, make_speculator: MakeSpeculator = Spe
     prefix_cache = _prefix_cache(settings, cache, block_pool, storage, scheduler.max_model_len)
     blocks = KVCacheManager(block_pool, cache.block_size, prefix_cache)
     grammars = SequenceGrammars(GrammarCompiler(config.vocab_size))
-    drafters = _drafters(settings, decoder, draft_heads)
+    drafters = _drafters(settings, decoder, draft_heads, grammars)
     speculator = make_speculator(drafters, blocks, settings.token_budget)
     return Engine(
         Admission(settings.base_digest, config.vocab_size),
@@ -142,12 +143,19 @@ def build_engine(settings: EngineSettings, make_speculator: MakeSpeculator = Spe
     )
 
 
-def _drafters(settings: EngineSettings, decoder: Decoder, draft_heads: DraftHeads) -> list[Drafter]:
+def _drafters(
+    settings: EngineSettings,
+    decoder: Decoder,
+    draft_heads: DraftHeads,
+    grammars: SequenceGrammars,
+) -> list[Drafter]:
     drafters: list[Drafter] = []
     if "ngram" in settings.drafters:
-        drafters.append(NgramDrafter())
+        drafters.append(FittingDrafter(NgramDrafter(), grammars))
     if "draft_head" in settings.drafters:
-        drafters.append(DraftHeadDrafter(decoder, draft_heads))
+        drafters.append(FittingDrafter(DraftHeadDrafter(decoder, draft_heads), grammars))
+    if "grammar" in settings.drafters:
+        drafters.append(GrammarDrafter(grammars))
     return drafters
 
 

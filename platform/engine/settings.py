@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-DrafterName = Literal["ngram", "draft_head"]
+DrafterName = Literal["ngram", "draft_head", "grammar"]
 
 _MAX_SOCKET_PATH = 103  # bytes of sockaddr_un.sun_path, less ZeroMQ's and the terminator
 
@@ -42,7 +42,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     itl_target: float = 0.1
     implementation: Literal["auto", "reference"] = "auto"
     prefix_cache: bool = True
-    drafters: tuple[DrafterName, ...] = ("ngram", "draft_head")
+    drafters: tuple[DrafterName, ...] = ("ngram", "draft_head", "grammar")
 
     def __post_init__(self) -> None:
         for name in (

@@ -1,7 +1,6 @@
 """One sequence's place in its grammar."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import numpy as np
 from llguidance import LLMatcher
@@ -14,7 +13,7 @@ Mask = NDArray[np.bool_]
 
 
 class GrammarMatcher:
-    """Follows the committed tokens of one sequence; may look ahead along a draft and come back.
+    """Follows the tokens that come out of one sequence, and tells what fits after them.
 
     Every method raises GrammarError once the grammar's limits are hit, and from then on.
     """
@@ -56,37 +55,9 @@ class GrammarMatcher:
         self._check()
         return fit
 
-    @contextmanager
-    def along(self, draft: Sequence[int]) -> Iterator["DraftMasks"]:
-        """Masks after each prefix of `draft`. Inside, nothing else may be asked of the matcher; on
-        leaving it is where it was."""
-        masks = DraftMasks(self, draft)
-        try:
-            yield masks
-        finally:
-            if masks.taken:
-                self._matcher.rollback(masks.taken)
-
     def _check(self) -> None:
         if self._matcher.is_error():
             raise self._error()
 
     def _error(self) -> GrammarError:
         return GrammarError(f"the grammar gave up: {reason(self._matcher.get_error())}")
-
-
-class DraftMasks:
-    """What may follow each prefix of one draft, computed as far as it is asked for."""
-
-    def __init__(self, matcher: GrammarMatcher, draft: Sequence[int]) -> None:
-        self.taken = 0
-        self._matcher = matcher
-        self._draft = draft
-
-    def after(self, accepted: int) -> Mask:
-        """`[V]` of the tokens allowed after the first `accepted` tokens of the draft, which must
-        fit. Ask in rising order."""
-        while self.taken < accepted:
-            self._matcher.accept(self._draft[self.taken])
-            self.taken += 1
-        return self._matcher.allowed()
