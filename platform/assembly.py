@@ -346,4 +346,5 @@ def _engine_settings(settings: Settings, base: BaseModel, socket: Path) -> Engin
         max_rank=settings.max_rank,
         itl_target=settings.itl_target,
         prefix_cache=settings.prefix_cache,
+        draft_model=None if settings.draft_model is None else str(settings.draft_model),
     )

@@ -39,6 +39,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     itl_target: seconds between two tokens of an answer that long prompts are cut up for.
     engines: processes that each hold the base; memory, queue and running limits are of each.
     prefix_cache: reuse the KV of prompts that begin alike, within one namespace.
+    draft_model: a smaller model of the same tokenizer that drafts for the base; a folder.
     drafts: how tokens are drafted for requests that do not say: never, whatever makes the request
     fastest, or whatever makes the engine fastest as a whole. No text depends on it.
     admin_key: None makes the first start write one into the data directory.
@@ -66,6 +67,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     itl_target: float = 0.1
     engines: int = 1
     prefix_cache: bool = True
+    draft_model: Path | None = None
     drafts: Literal["off", "latency", "adaptive"] = "adaptive"
 
     def __post_init__(self) -> None:
@@ -83,6 +85,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 raise SettingsError(name, f"{value} is not positive")
         if not 0 < self.itl_target < math.inf:
             raise SettingsError("itl_target", f"{self.itl_target} is not positive and finite")
+        if self.draft_model is not None and not (self.draft_model / "config.json").is_file():
+            raise SettingsError("draft_model", f"{self.draft_model} is no folder of a model")
         if self.admin_key is not None and len(self.admin_key) < 16:
             raise SettingsError("admin_key", "is shorter than 16 characters")
 

@@ -41,6 +41,8 @@ from polyloom.platform.engine.prefix import EnginePrefixCache
 from polyloom.platform.engine.runner import ModelRunner
 from polyloom.platform.engine.settings import EngineSettings
 from polyloom.platform.engine.speculation.draft_head import DraftHeadDrafter
+from polyloom.platform.engine.speculation.draft_model import DraftModelDrafter
+from polyloom.platform.engine.speculation.draft_model_loading import load_draft_model
 from polyloom.platform.engine.speculation.drafter import Drafter
 from polyloom.platform.engine.speculation.ngram import NgramDrafter
 from polyloom.platform.engine.speculation.speculator import DraftBlocks, Speculator
@@ -117,6 +119,8 @@ def build_engine(settings: EngineSettings, make_speculator: MakeSpeculator = Spe
     blocks = KVCacheManager(block_pool, cache.block_size, prefix_cache)
     grammars = SequenceGrammars(GrammarCompiler(config.vocab_size))
     drafters = _drafters(settings, decoder, draft_heads, grammars)
+    if settings.draft_model is not None:
+        drafters.append(_draft_model(settings, ops, _implementation(settings)))
     speculator = make_speculator(drafters, blocks, settings.token_budget)
     return Engine(
         Admission(settings.base_digest, config.vocab_size),
@@ -157,6 +161,18 @@ def _drafters(
     if "grammar" in settings.drafters:
         drafters.append(GrammarDrafter(grammars))
     return drafters
+
+
+def _draft_model(
+    settings: EngineSettings, ops: EngineOps, implementation: Literal["reference", "cpu"]
+) -> DraftModelDrafter:
+    """Its attention's calls are not counted: the ledger is of the target's."""
+
+    def attention(cache: KVCacheConfig, storage: KVStorage, num_heads: int) -> PagedAttention:
+        return PagedAttention(cache, storage, num_heads, implementation, Capabilities())
+
+    folder = Path(settings.draft_model or "")
+    return DraftModelDrafter(load_draft_model(settings, folder, ops, attention))
 
 
 def _delta_pool(adapters: AdapterPoolConfig) -> AdapterPoolConfig:

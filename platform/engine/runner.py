@@ -16,6 +16,7 @@ from polyloom.kvcache.manager import KVCacheManager
 from polyloom.platform.engine.errors import SamplingError
 from polyloom.platform.engine.messages import TokenLogprob
 from polyloom.platform.engine.model.decoder import Decoder
+from polyloom.platform.engine.packing import attention_batch
 from polyloom.platform.engine.sampler import SampledToken, token_logprob
 from polyloom.platform.engine.speculation.verification import verify
 from polyloom.platform.engine.structured.matcher import GrammarMatcher
@@ -107,25 +108,11 @@ class ModelRunner:
 
     def _attention_batch(self, plan: StepPlan) -> AttentionBatch:
         items = plan.scheduled
-        tables = [self._blocks.blocks(item.sequence.sequence_id) for item in items]
-        counts = np.array([item.num_tokens for item in items], dtype=np.int32)
-        starts = np.array([item.start for item in items], dtype=np.int64)
-        query_starts = np.zeros(len(items) + 1, dtype=np.int32)
-        np.cumsum(counts, out=query_starts[1:])
-        block_tables = np.full((len(items), max(map(len, tables))), -1, dtype=np.int32)
-        for row, table in enumerate(tables):
-            block_tables[row, : len(table)] = table
-        row_of_token = np.repeat(np.arange(len(items)), counts)
-        within = np.arange(query_starts[-1]) - query_starts[:-1][row_of_token]
-        positions = starts[row_of_token] + within
-        blocks, offsets = np.divmod(positions, self._block_size)
-        slots = block_tables[row_of_token, blocks].astype(np.int64) * self._block_size + offsets
-        return AttentionBatch(
-            query_starts=self._tensor(query_starts),
-            context_lens=self._tensor((starts + counts).astype(np.int32)),
-            block_tables=self._tensor(block_tables),
-            slot_mapping=self._tensor(slots),
-            positions=self._tensor(positions),
+        return attention_batch(
+            [self._blocks.blocks(item.sequence.sequence_id) for item in items],
+            [item.start for item in items],
+            [item.num_tokens for item in items],
+            self._block_size,
         )
 
     def _lora_batch(self, items: Seq[ScheduledSequence], counts: Seq[int]) -> LoraBatch:
@@ -137,9 +124,6 @@ class ModelRunner:
                 if count
             ]
         )
-
-    def _tensor(self, array: NDArray[np.int32] | NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device)
 
 
 def _prompt_rows(item: ScheduledSequence) -> range:

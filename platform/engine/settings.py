@@ -22,6 +22,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     implementation: `reference` forces plain torch everywhere.
     prefix_cache: reuse K and V of prompts that begin alike; off, nothing is looked up or kept.
     drafters: who may guess next tokens, where that pays; none: every token takes a step.
+    draft_model: folder of a smaller model of the same tokenizer that drafts too; its cache takes a
+    quarter of `kv_memory` more.
     """
 
     model_folder: str
@@ -43,6 +45,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     implementation: Literal["auto", "reference"] = "auto"
     prefix_cache: bool = True
     drafters: tuple[DrafterName, ...] = ("ngram", "draft_head", "grammar")
+    draft_model: str | None = None
 
     def __post_init__(self) -> None:
         for name in (
