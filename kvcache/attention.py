@@ -6,11 +6,15 @@ import torch
 
 from polyloom.kvcache.batch import AttentionBatch
 from polyloom.kvcache.config import KVCacheConfig
-from polyloom.kvcache.kernels import cpu, reference
+from polyloom.kvcache.kernels import cpu, cuda_attention, reference
+from polyloom.kvcache.kernels.cuda_attention import AttentionPlan, Rotation, plan_attention
 from polyloom.kvcache.kernels.dispatch import Capabilities
 from polyloom.kvcache.storage import KVStorage
 
 OP_NAME = "paged_attention"
+PREFILL_OP_NAME = "prefill_attention"
+
+Implementation = Literal["reference", "cpu", "cuda"]
 
 
 class PagedAttention:
@@ -21,13 +25,13 @@ class PagedAttention:
         config: KVCacheConfig,
         storage: KVStorage,
         num_heads: int,
-        implementation: Literal["reference", "cpu"],
+        implementation: Implementation,
         capabilities: Capabilities,
     ) -> None:
         """num_heads: query heads, a multiple of `config.num_kv_heads`.
 
-        Where `cpu` does not cover the cache's shape or cannot be built, every call falls back to
-        `reference` and is counted as such.
+        Where `implementation` does not cover the cache's shape or cannot be built, every call falls
+        back to `reference` and is counted as such.
         """
         if num_heads % config.num_kv_heads:
             raise ValueError(
@@ -35,8 +39,17 @@ class PagedAttention:
             )
         self._storage = storage
         self._ledger = capabilities.register(OP_NAME, implementation)
-        self._uncovered = cpu.load(config) if implementation == "cpu" else None
-        self._use_cpu = implementation == "cpu" and self._uncovered is None
+        self._uncovered = _uncovered(implementation, config)
+        self._running = implementation if self._uncovered is None else "reference"
+        self._device = config.device
+        self._planned: tuple[AttentionBatch, AttentionPlan] | None = None
+        if self._running == "cuda":
+            self._prefill = capabilities.register(PREFILL_OP_NAME, "torch")
+
+    @property
+    def rotates(self) -> bool:
+        """It takes queries and keys unrotated, with their rotation."""
+        return self._running == "cuda"
 
     def __call__(
         self,
@@ -49,11 +62,14 @@ class PagedAttention:
         scale: float,
         window: int | None,
         softcap: float | None,
+        rotation: Rotation | None = None,
     ) -> torch.Tensor:
         """Attention of the step's T tokens in one layer, `[T, num_heads * head_dim]`.
 
         q [T, num_heads, head_dim] and k, v [T, num_kv_heads, head_dim], rotary embedding applied,
         of the cache's dtype; views of one packed tensor will do, the last dimension contiguous.
+        rotation: cos and sin [T, R] of an embedding yet to be applied, for one that `rotates`; q
+        may be changed then.
         window: a token at position p attends to positions in `(p - window, p]`; None for all.
         softcap: scores become `softcap * tanh(scale * q·k / softcap)`; None for none.
         """
@@ -62,9 +78,32 @@ class PagedAttention:
             self._ledger.engaged += 1
         else:
             self._ledger.fell_back(self._uncovered)
-        if self._use_cpu:
+        if self._running == "cuda":
+            plan = self._plan(batch)
+            self._prefill.engaged += len(plan.prefill)
+            cuda_attention.append(q, k, v, keys, values, None, plan.slots, rotation)
+            return cuda_attention.attend(
+                q, keys, values, None, plan, scale=scale, window=window, softcap=softcap
+            )
+        if self._running == "cpu":
             return cpu.paged_attention(
                 q, k, v, keys, values, batch, scale=scale, window=window, softcap=softcap
             )
+        batch = batch.to(self._device)
         reference.append(keys, values, k, v, batch.slot_mapping)
         return reference.attend(q, keys, values, batch, scale=scale, window=window, softcap=softcap)
+
+    def _plan(self, batch: AttentionBatch) -> AttentionPlan:
+        """A step's plan, made at its first layer and kept for the others."""
+        if self._planned is None or self._planned[0] is not batch:
+            self._planned = batch, plan_attention(batch, self._device)
+        return self._planned[1]
+
+
+def _uncovered(implementation: Implementation, config: KVCacheConfig) -> str | None:
+    """Why it cannot serve this cache; None if it can."""
+    if implementation == "cpu":
+        return cpu.load(config)
+    if implementation == "cuda":
+        return cuda_attention.uncovered(config, config.device.type)
+    return None

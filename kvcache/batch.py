@@ -1,6 +1,6 @@
 """How one step's packed tokens map to sequences and their cached context."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -15,6 +15,8 @@ class AttentionBatch:
     block_tables: [S, M] int32, block of every `block_size` tokens of s; -1 beyond its end.
     slot_mapping: [T] int64, `block * block_size + offset` where each token's K and V go.
     positions: [T] int64, position of each token in its sequence.
+
+    All tensors are on the host: an implementation on a device copies what it needs, once a step.
     """
 
     query_starts: torch.Tensor
@@ -26,6 +28,10 @@ class AttentionBatch:
     @property
     def num_tokens(self) -> int:
         return self.slot_mapping.shape[0]
+
+    def to(self, device: torch.device) -> "AttentionBatch":
+        """The same with its tensors on `device`."""
+        return AttentionBatch(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
 
     @property
     def num_sequences(self) -> int:

@@ -136,12 +136,16 @@ def compiled_kernels(kind: str) -> tuple[str, ...]:
 @contextlib.contextmanager
 def stand_in(kind: str, backend: Backend) -> Iterator[None]:
     """Devices of type `kind` compile and run kernels through `backend` for a while."""
+    before = _stand_ins.get(kind)
     _stand_ins[kind] = backend
     _forget(kind)
     try:
         yield
     finally:
-        del _stand_ins[kind]
+        if before is None:
+            del _stand_ins[kind]
+        else:
+            _stand_ins[kind] = before
         _forget(kind)
 
 

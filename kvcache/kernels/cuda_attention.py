@@ -90,9 +90,9 @@ def plan_attention(batch: AttentionBatch, device: torch.device) -> AttentionPlan
     arrays = (
         np.array(sequences, dtype=np.int32).reshape(-1, 4),
         np.array(compact, dtype=np.int32),
-        batch.block_tables.cpu().numpy(),
+        batch.block_tables.numpy(),
         np.array(token_of, dtype=np.int32),
-        batch.slot_mapping.cpu().numpy(),
+        batch.slot_mapping.numpy(),
     )
     longest = max((s[2] for s in sequences), default=0)
     return AttentionPlan(

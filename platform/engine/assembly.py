@@ -7,22 +7,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from polyloom.adapters.base_layout import BaseLayout
 from polyloom.adapters.config import AdapterPoolConfig
-from polyloom.adapters.kernels.choice import LoraChoice, choose_lora_op
+from polyloom.adapters.kernels.choice import LoraChoice, choose_cuda_lora_op, choose_lora_op
 from polyloom.adapters.kernels.reference import ReferenceLoraOp
 from polyloom.adapters.layers import LoraLayers
 from polyloom.adapters.pages import AdapterPages
 from polyloom.adapters.residency import Residency
 from polyloom.adapters.source import AdapterSource
 from polyloom.adapters.weights import AdapterWeights, BaseWeights
-from polyloom.kvcache.attention import PagedAttention
+from polyloom.kvcache.attention import Implementation, PagedAttention
 from polyloom.kvcache.block_pool import BlockPool
 from polyloom.kvcache.config import KVCacheConfig, blocks_for_memory
+from polyloom.kvcache.kernels.cuda import unavailable
 from polyloom.kvcache.kernels.dispatch import Capabilities
 from polyloom.kvcache.manager import KVCacheManager
 from polyloom.kvcache.prefix_cache import PrefixCache
@@ -31,6 +31,7 @@ from polyloom.platform.engine.admission import Admission
 from polyloom.platform.engine.draft_heads.heads import DraftHeads
 from polyloom.platform.engine.errors import EngineStartError
 from polyloom.platform.engine.kernels.cpu import CpuOps
+from polyloom.platform.engine.kernels.cuda import CudaOps
 from polyloom.platform.engine.kernels.ops import EngineOps, ReferenceOps
 from polyloom.platform.engine.model.config import DecoderConfig
 from polyloom.platform.engine.model.decoder import Decoder
@@ -94,19 +95,16 @@ def build_engine(settings: EngineSettings, make_speculator: MakeSpeculator = Spe
         ModelError: the base cannot be served.
     """
     dtype, device = getattr(torch, settings.dtype), torch.device(settings.device)
-    if device.type != "cpu":
-        raise EngineStartError(f"device {settings.device!r}: this build has no ops for it")
+    implementation = _implementation(settings, dtype, device)
     config, capabilities = read_config(Path(settings.model_folder)), Capabilities()
-    weights = FusedWeights(Path(settings.model_folder), config, dtype)
+    weights = FusedWeights(Path(settings.model_folder), config, dtype, device)
     layout = base_layout(config, name=settings.base_name, digest=settings.base_digest)
-    ops = _engine_ops(settings, capabilities)
+    ops = _engine_ops(implementation, capabilities, device)
     decoder = Decoder(config, weights, ops, dtype)
     cache = _cache_config(settings, config, dtype, device)
     storage = KVStorage(cache)
-    attention = PagedAttention(
-        cache, storage, config.num_heads, _implementation(settings), capabilities
-    )
-    lora = _lora_op(settings, dtype, device)
+    attention = PagedAttention(cache, storage, config.num_heads, implementation, capabilities)
+    lora = _lora_op(implementation, dtype, device)
     pool = AdapterPoolConfig(
         settings.adapter_memory, MAX_RESIDENT_ADAPTERS, settings.max_rank, dtype, device
     )
@@ -120,7 +118,7 @@ def build_engine(settings: EngineSettings, make_speculator: MakeSpeculator = Spe
     grammars = SequenceGrammars(GrammarCompiler(config.vocab_size))
     drafters = _drafters(settings, decoder, draft_heads, grammars)
     if settings.draft_model is not None:
-        drafters.append(_draft_model(settings, ops, _implementation(settings)))
+        drafters.append(_draft_model(settings, ops, implementation))
     speculator = make_speculator(drafters, blocks, settings.token_budget)
     return Engine(
         Admission(settings.base_digest, config.vocab_size),
@@ -164,7 +162,7 @@ def _drafters(
 
 
 def _draft_model(
-    settings: EngineSettings, ops: EngineOps, implementation: Literal["reference", "cpu"]
+    settings: EngineSettings, ops: EngineOps, implementation: Implementation
 ) -> DraftModelDrafter:
     """Its attention's calls are not counted: the ledger is of the target's."""
 
@@ -180,19 +178,39 @@ def _delta_pool(adapters: AdapterPoolConfig) -> AdapterPoolConfig:
     return replace(adapters, memory_bytes=max(_MIN_DELTA_MEMORY, adapters.memory_bytes // 8))
 
 
-def _implementation(settings: EngineSettings) -> Literal["reference", "cpu"]:
-    return "reference" if settings.implementation == "reference" else "cpu"
-
-
-def _engine_ops(settings: EngineSettings, capabilities: Capabilities) -> EngineOps:
+def _implementation(
+    settings: EngineSettings, dtype: torch.dtype, device: torch.device
+) -> Implementation:
+    """Raises EngineStartError for a device without its kernels: they are never replaced silently."""
     if settings.implementation == "reference":
+        return "reference"
+    if settings.implementation == "auto" and device.type == "cpu":
+        return "cpu"
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise EngineStartError(f"device {settings.device!r}: torch sees no such device")
+    reason = unavailable(dtype, device.type)
+    if reason is not None:
+        raise EngineStartError(f"device {settings.device!r}: {reason}")
+    return "cuda"
+
+
+def _engine_ops(
+    implementation: Implementation, capabilities: Capabilities, device: torch.device
+) -> EngineOps:
+    if implementation == "reference":
         return ReferenceOps(capabilities)
+    if implementation == "cuda":
+        return CudaOps(capabilities, device)
     return CpuOps(capabilities)
 
 
-def _lora_op(settings: EngineSettings, dtype: torch.dtype, device: torch.device) -> LoraChoice:
-    if settings.implementation == "reference":
+def _lora_op(
+    implementation: Implementation, dtype: torch.dtype, device: torch.device
+) -> LoraChoice:
+    if implementation == "reference":
         return LoraChoice(ReferenceLoraOp())
+    if implementation == "cuda":
+        return choose_cuda_lora_op(dtype, device)
     return choose_lora_op(dtype, device)
 
 

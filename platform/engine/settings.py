@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from polyloom.routing.grammar import Vocabulary
+
 DrafterName = Literal["ngram", "draft_head", "grammar"]
 
 _MAX_SOCKET_PATH = 103  # bytes of sockaddr_un.sun_path, less ZeroMQ's and the terminator
@@ -19,7 +21,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     kv_memory, adapter_memory: bytes.  max_model_len: None for what the base allows, in any case no
     more than the KV memory holds.  threads: of torch's operators.
     itl_target: seconds between two tokens of an answer that chunks of prompts are sized for.
-    implementation: `reference` forces plain torch everywhere.
+    implementation: `reference` forces plain torch everywhere; `cuda` insists on the CUDA kernels,
+    which `auto` takes on a CUDA device.
+    vocabulary: of the grammars to expect, loaded at the start; others when they come.
     prefix_cache: reuse K and V of prompts that begin alike; off, nothing is looked up or kept.
     drafters: who may guess next tokens, where that pays; none: every token takes a step.
     draft_model: folder of a smaller model of the same tokenizer that drafts too; its cache takes a
@@ -42,7 +46,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_model_len: int | None = None
     max_rank: int = 256
     itl_target: float = 0.1
-    implementation: Literal["auto", "reference"] = "auto"
+    implementation: Literal["auto", "reference", "cuda"] = "auto"
+    vocabulary: Vocabulary | None = None
     prefix_cache: bool = True
     drafters: tuple[DrafterName, ...] = ("ngram", "draft_head", "grammar")
     draft_model: str | None = None

@@ -109,6 +109,7 @@ inline void* main_sp; inline bool failed; inline char msg[1024]; inline uint64_t
 inline char *smem_end, *smem; inline size_t smem_size, smem_static, smem_limit;
 inline std::vector<void*> poisoned;
 inline sigjmp_buf escape;
+inline unsigned warp_waiting[32], warp_living[32];  // lanes at a collective, lanes not done
 inline unsigned long long loaded, stored;  // bytes of global memory, by all launches
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -227,13 +228,17 @@ inline void try_warp(Fiber& f) {  // completes f's collective once all of its li
       memcpy(o.res, fibers[base + o.src].val, 8);
     }
   }
-  for (unsigned l = 0; l < n; l++) if ((f.mask >> l & 1) && fibers[base + l].state == AT_WARP) fibers[base + l].state = READY;
+  for (unsigned l = 0; l < n; l++) if ((f.mask >> l & 1) && fibers[base + l].state == AT_WARP) {
+    fibers[base + l].state = READY; warp_waiting[base >> 5] &= ~(1u << l);
+  }
 }
 inline void collective(unsigned mask, Op op, int src, int line) {
   Fiber& f = *cur;
   if (!(mask >> (f.id & 31) & 1)) fail("line %d: the calling lane is not in the mask %08x", line, mask);
   f.state = AT_WARP; f.op = op; f.src = src; f.line = line; f.mask = mask;
-  try_warp(f);
+  const unsigned warp = f.id >> 5;
+  warp_waiting[warp] |= 1u << (f.id & 31);
+  if (!(mask & warp_living[warp] & ~warp_waiting[warp])) try_warp(f);
   if (f.state != READY) to_main();
 }
 template <class T> T shuffle(unsigned mask, T v, int src, int line) {
@@ -277,7 +282,7 @@ __attribute__((no_sanitize_address)) inline void fiber_main() {
   {
     Quiet q;
     CUDA_CPU_TSAN(__tsan_release(&order_grid));
-    cur->state = DONE; live--;
+    cur->state = DONE; live--; warp_living[cur->id >> 5] &= ~(1u << (cur->id & 31));
     try_block();
     unsigned base = cur->id & ~31u;
     for (unsigned i = base; i < std::min(base + 32, total); i++) if (fibers[i].state == AT_WARP) try_warp(fibers[i]);
@@ -302,6 +307,7 @@ inline unsigned draw(unsigned n) { rng ^= rng << 13; rng ^= rng >> 7; rng ^= rng
 inline void run_block(std::vector<unsigned>& order) {
   live = total; arrived = 0; pred_sum = 0; phase = 0; poisoned.clear(); smem_static = 0;
   smem = smem_end - ((smem_size + 15) & ~size_t(15)); memset(smem, 0xff, smem_end - smem);
+  for (unsigned w = 0; w * 32 < total; w++) { warp_waiting[w] = 0; warp_living[w] = total - w * 32 < 32 ? (1u << (total - w * 32)) - 1 : ~0u; }
   for (unsigned i = 0; i < total; i++) {
     Fiber& f = fibers[i];
     f.id = i; f.tid = {i % bdim.x, i / bdim.x % bdim.y, i / (bdim.x * bdim.y)}; f.state = READY;
@@ -309,12 +315,17 @@ inline void run_block(std::vector<unsigned>& order) {
     __asan_unpoison_memory_region(f.stack, STACK); f.fake = nullptr;
 #endif
     CUDA_CPU_TSAN(if (f.tsan) __tsan_destroy_fiber(f.tsan); f.tsan = __tsan_create_fiber(0));
-    f.sp = new_stack(f.stack + STACK, fiber_main);
+    f.sp = new_stack(f.stack + STACK - i % 61 * 320, fiber_main);  // or all would share a cache set
   }
+  if (rng) for (unsigned i = total; i > 1; i--) std::swap(order[i - 1], order[draw(i)]);
   while (live) {
     bool moved = false;
-    if (rng) for (unsigned i = total; i > 1; i--) std::swap(order[i - 1], order[draw(i)]);
-    for (unsigned i : order) if (fibers[i].state == READY) { to_fiber(fibers[i]); moved = true; if (failed) return; }
+    // Each round begins elsewhere, in either direction; a whole new order a round would cost most.
+    const unsigned first = rng ? draw(total) : 0, back = rng ? draw(2) : 0;
+    for (unsigned n = 0; n < total; n++) {
+      const unsigned at = first + (back ? total - n : n), i = order[at < total ? at : at - total];
+      if (fibers[i].state == READY) { to_fiber(fibers[i]); moved = true; if (failed) return; }
+    }
     if (!moved) {
       char what[600]; int n = 0; unsigned shown = 0;
       for (unsigned i = 0; i < total && n < 500; i++) {

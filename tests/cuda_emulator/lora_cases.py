@@ -14,6 +14,7 @@ from polyloom.adapters.pages import AdapterPages
 from polyloom.adapters.placement import Allocation
 from polyloom.adapters.segments import LoraBatch, lora_batch
 from polyloom.adapters.weights import AdapterWeights, LoraTerm, RowTerm
+from tests.cuda_emulator.emulator import guarded
 
 Segments = Sequence[tuple[int | None, int]]
 """(index of the revision or None, tokens) of each segment."""
@@ -106,11 +107,9 @@ class LoraCase:
             x, y, added = self.activations(sum(count for _, count in segments))
             added = added if bias else torch.zeros_like(added)
             expected = self.expected(segments, layer, x, y, added)
-            actual = y.to(self.device)
-            self.op.apply(
-                self.pool, layer, x.to(self.device), actual, self.batch(segments),
-                added.to(self.device) if bias else None,
-            )  # fmt: skip
+            given, actual = (self._there(tensor) for tensor in (x, y))
+            there = self._there(added) if bias else None
+            self.op.apply(self.pool, layer, given, actual, self.batch(segments), there)
             actual = actual.cpu()
             self._check_base(segments, y, actual)
             worst = max(worst, relative(actual, expected))
@@ -129,6 +128,9 @@ class LoraCase:
         )
         activations = sum(tokens.values()) * (shape.inputs + sum(shape.outputs))
         return (pages * page + activations) * self.dtype.itemsize
+
+    def _there(self, tensor: torch.Tensor) -> torch.Tensor:
+        return guarded(tensor) if self.device.type == "cpu" else tensor.to(self.device)
 
     def _check_base(self, segments: Segments, before: torch.Tensor, after: torch.Tensor) -> None:
         start = 0

@@ -88,9 +88,10 @@ class Decoder:
         self._heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
         self._embedding_scale = torch.tensor(config.embedding_scale).to(dtype).item()
         ropes = tuple(dict.fromkeys(layer.rope for layer in config.layers if layer.rope))
-        self._rope_tables = tuple(rope_tables(r, config.max_model_len, dtype) for r in ropes)
         self._embedding = ops.pack_linear(weights.embedding())
         self._first_norm = weights.layer_norm(0, "input_layernorm")
+        self._device = self._first_norm.device
+        self._rope_tables = tuple(self._rope_table(rope, dtype) for rope in ropes)
         self._layers = self._pack_layers(weights, ropes)
         self._head = (
             self._embedding if config.tied_head else self._pack(weights, ModuleGroup.HEAD, 0)
@@ -132,6 +133,12 @@ class Decoder:
             )
         return tuple(layers)
 
+    def _rope_table(
+        self, rope: RopeConfig, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        cos, sin = rope_tables(rope, self.config.max_model_len, dtype)
+        return cos.to(self._device), sin.to(self._device)
+
     def _pack(self, weights: FusedWeights, group: ModuleGroup, layer: int) -> PackedLinear:
         fused = weights.linear(group, layer)
         return self._ops.pack_linear(fused.weight, fused.bias)
@@ -155,11 +162,12 @@ class Decoder:
 
         The result is what the head reads, and so what a draft head reads as the target's features.
         """
+        positions = batch.positions.to(self._device, non_blocking=True)
         step = _Step(
             batch=batch,
             attention=attention,
             rotations=tuple(
-                (cos.index_select(0, batch.positions), sin.index_select(0, batch.positions))
+                (cos.index_select(0, positions), sin.index_select(0, positions))
                 for cos, sin in self._rope_tables
             ),
             lora=None if lora.empty else lora,
@@ -195,9 +203,10 @@ class Decoder:
         if layer.query_norm is not None and layer.key_norm is not None:
             q = self._rms_norm(q, layer.query_norm)
             k = self._rms_norm(k, layer.key_norm)
-        if layer.rope is not None:
-            cos, sin = step.rotations[layer.rope]
-            self._ops.rope_(q, k, cos, sin)
+        rotation = None if layer.rope is None else step.rotations[layer.rope]
+        if rotation is not None and not step.attention.rotates:
+            self._ops.rope_(q, k, *rotation)
+            rotation = None
         attended = step.attention(
             layer.index,
             q,
@@ -207,6 +216,7 @@ class Decoder:
             scale=config.attention_scale,
             window=layer.window,
             softcap=config.attention_softcap,
+            rotation=rotation,
         )
         out = self._linear(ModuleGroup.OUT, layer.index, layer.out, attended, step)
         return self._branch_output(out, layer.attention_out_norm)

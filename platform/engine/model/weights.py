@@ -23,6 +23,8 @@ from polyloom.platform.engine.model.layout import (
 DERIVED_TENSOR = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
 """Old exports store what the config determines; transformers ignores it as well."""
 
+_HOST = torch.device("cpu")
+
 
 @dataclass(frozen=True)
 class FusedLinear:
@@ -39,9 +41,17 @@ class FusedWeights:
     what the caller keeps. `rows` stays usable, from any thread, for as long as the object lives.
     """
 
-    def __init__(self, folder: Path, config: DecoderConfig, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: DecoderConfig,
+        dtype: torch.dtype,
+        device: torch.device = _HOST,
+    ) -> None:
+        """device: where the decoder's tensors go; `rows` are always on the host."""
         self._config = config
         self._dtype = dtype
+        self._device = device
         self._checkpoint = Checkpoint(folder)
         self._modules: dict[ModuleGroup, list[CheckpointModule]] = {}
         for module in checkpoint_modules(config):
@@ -59,7 +69,8 @@ class FusedWeights:
             if bias is not None:
                 name = f"{tensor_path(module, layer)}.bias"
                 bias[rows] = self._checkpoint.tensor(name, (module.out_features,))
-        return FusedLinear(weight, bias)
+        there = None if bias is None else bias.to(self._device)
+        return FusedLinear(weight.to(self._device), there)
 
     def embedding(self) -> torch.Tensor:
         """`[vocab, hidden]`; a view of the mapped file where the dtypes agree.
@@ -70,7 +81,7 @@ class FusedWeights:
         embedding = self._checkpoint.tensor(f"{EMBEDDING_PATH}.weight", shape)
         if self._config.tied_head:
             self._check_tied_head(embedding)
-        return embedding.to(self._dtype)
+        return embedding.to(self._device, self._dtype)
 
     def _check_tied_head(self, embedding: torch.Tensor) -> None:
         head = f"{HEAD_PATH}.weight"
@@ -128,4 +139,6 @@ class FusedWeights:
         return self._checkpoint.tensor(f"{path}.weight", (module.out_features, module.in_features))
 
     def _norm(self, path: str, size: int) -> torch.Tensor:
-        return self._checkpoint.tensor(f"{path}.weight", (size,)).to(self._dtype, copy=True)
+        return self._checkpoint.tensor(f"{path}.weight", (size,)).to(
+            self._device, self._dtype, copy=True
+        )

@@ -1,0 +1,129 @@
+"""The whole engine with the CUDA op set, its kernels run from their own text on the CPU."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from polyloom.adapters.source import AdapterSource
+from polyloom.adapters.validation import ValidationLimits, validate
+from polyloom.platform.engine.errors import EngineStartError
+from polyloom.platform.engine.model.families import read_config
+from polyloom.platform.engine.model.layout import base_layout
+from polyloom.platform.engine.model.weights import FusedWeights
+from tests.cuda_emulator.backend import EmulatedDevice
+
+STEPS = 1000
+VOCABULARY = 96
+ADAPTERS = ((4, "all-linear"), (12, ("q_proj", "v_proj")), (3, ("down_proj",)))
+
+
+@pytest.fixture(scope="module")
+def small_folder(tmp_path_factory) -> Path:
+    """Two layers, two query heads to a KV head: as little as has everything."""
+    folder = tmp_path_factory.mktemp("small-llama")
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=256,
+        initializer_range=0.2,
+        tie_word_embeddings=False,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sources(small_folder: Path, tmp_path_factory) -> list[AdapterSource | None]:
+    config = read_config(small_folder)
+    layout = base_layout(config, name=small_folder.name, digest="sha256:tiny")
+    base = FusedWeights(small_folder, config, torch.float32)
+    made: list[AdapterSource | None] = [None]
+    for seed, (rank, modules) in enumerate(ADAPTERS):
+        model = LlamaForCausalLM.from_pretrained(small_folder, dtype=torch.float32)
+        adapted = get_peft_model(model, LoraConfig(r=rank, target_modules=modules))
+        torch.manual_seed(seed)
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.3)
+        folder = tmp_path_factory.mktemp("adapter")
+        adapted.save_pretrained(folder)
+        (folder / "README.md").unlink(missing_ok=True)
+        limits = ValidationLimits(max_rank=64)
+        made.append(AdapterSource(validate(folder, layout, base, limits).digest, str(folder)))
+    return made
+
+
+def mixed_requests(request_factory, sources, count: int):
+    """Short and long prompts, repeats that invite drafts, all parameters of sampling."""
+    rng, made = np.random.default_rng(0), []
+    for number in range(count):
+        length = int(rng.choice([2, 9, 25, 40]))
+        prompt = tuple(int(t) for t in rng.integers(3, VOCABULARY, length))
+        if number % 3 == 0:
+            prompt = (prompt[:5] * 9)[:length]
+        made.append(
+            request_factory(
+                prompt,
+                adapter=sources[rng.integers(len(sources))],
+                max_tokens=int(rng.integers(1, 40)),
+                seed=number,
+                temperature=float(rng.choice([0.0, 0.8])),
+                top_p=float(rng.choice([1.0, 0.9])),
+                repetition_penalty=float(rng.choice([1.0, 1.2])),
+                logprobs=0 if number % 2 else None,
+            )
+        )
+    return made
+
+
+def test_a_device_that_is_not_there_is_refused(engine_factory, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(EngineStartError, match="torch sees no such device"):
+        engine_factory(implementation="auto", device="cuda")
+
+
+def options(folder: Path) -> dict[str, object]:
+    block = 2 * 2 * 1 * 16 * 16 * 4
+    return {
+        "model_folder": str(folder),
+        "kv_memory": block * 9,
+        "token_budget": 24,
+        "max_running": 4,
+        "itl_target": 60.0,
+    }
+
+
+@pytest.mark.slow
+def test_a_thousand_mixed_steps_equal_the_reference(
+    emulated_device: EmulatedDevice, small_folder, sources, engine_factory, request_factory, run
+) -> None:
+    """Adapters join and leave, prompts are chunked, sequences preempted, drafts verified."""
+    chosen = options(small_folder)
+    engines = [engine_factory(implementation=i, **chosen) for i in ("reference", "cuda")]
+    waiting = mixed_requests(request_factory, sources, 500)
+    preemptions = 0
+    while engines[1].status().steps < STEPS:
+        requests, waiting = waiting[:50], waiting[50:]
+        plain, fast = (run(engine, requests) for engine in engines)
+        for expected, actual in zip(plain, fast, strict=True):
+            assert actual.token_ids == expected.token_ids
+            assert [one.logprob for one in actual.logprobs] == pytest.approx(
+                [one.logprob for one in expected.logprobs], abs=1e-4
+            )
+        preemptions += sum(answer.end.timings.preemptions for answer in fast)
+        for engine in engines:
+            engine.retire(sources[1].digest)
+    assert preemptions > 0
+    used = {one.name: one for one in engines[1].capabilities()}
+    assert used["paged_attention"].engaged > 2 * STEPS and used["lora"].engaged > STEPS
+    assert used["prefill_attention"].engaged > 0
+    assert not any(one.fallbacks for one in used.values())
