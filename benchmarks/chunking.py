@@ -22,6 +22,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.bars import Bar, show_bars
 from benchmarks.in_process import Arrival, Recording, drive
 from benchmarks.load import request
 from benchmarks.parity import BASE_DIGEST
@@ -151,8 +152,8 @@ def run_chunking(base: Path, loads: Sequence[str] = tuple(LOADS)) -> dict[str, d
     return rows
 
 
-def show(rows: dict[str, dict[str, Row]]) -> bool:
-    """The table and a line a load; whether all are within the bar."""
+def show(rows: dict[str, dict[str, Row]]) -> None:
+    """The table."""
     table = Table("load", "chunk", "on-time tokens/s", "seconds", "ITL p95, ms", "TTFT p95, s")
     for load, sizes in rows.items():
         for size, row in sizes.items():
@@ -161,17 +162,15 @@ def show(rows: dict[str, dict[str, Row]]) -> bool:
                 load, size, speed, seconds, f"{row.itl_p95 * 1e3:.0f}", f"{row.first_p95:.2f}"
             )
     Console().print(table)
-    all_ok = True
+
+
+def chunking_bars(rows: dict[str, dict[str, Row]]) -> Iterator[Bar]:
+    """A bar a load."""
     for load, sizes in rows.items():
         best = max(FIXED, key=lambda size: sizes[str(size)].on_time)
         ratio = sizes["adaptive"].on_time / sizes[str(best)].on_time
-        ok = ratio >= WITHIN
-        all_ok &= ok
-        print(
-            f"adaptive chunks, {load}: {ratio:.3f} × the best fixed size, {best} (≥ {WITHIN}) "
-            f"{'ok' if ok else 'FALLS SHORT'}"
-        )
-    return all_ok
+        figure = f"{ratio:.3f} × the best fixed size, {best}"
+        yield Bar(f"adaptive chunks, {load}", figure, f"≥ {WITHIN}", ratio >= WITHIN)
 
 
 def main() -> int:
@@ -180,7 +179,8 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(min(2, torch.get_num_threads()))
     rows = run_chunking(pull("smollm2-135m-instruct", options.data_dir).folder)
-    return 0 if show(rows) else 1
+    show(rows)
+    return show_bars(chunking_bars(rows))
 
 
 if __name__ == "__main__":
