@@ -28,6 +28,7 @@ from polyloom.platform.engine.model.store import BaseModel, pull
 from polyloom.platform.engine.model.weights import FusedWeights
 from polyloom.platform.engine.pool import EnginePool
 from polyloom.platform.engine.settings import EngineSettings
+from polyloom.platform.generation.answer_formats import vocabulary_of
 from polyloom.platform.generation.cache_observer import CacheObserver
 from polyloom.platform.generation.golden import GoldenRuns
 from polyloom.platform.generation.grammar_checks import GrammarChecks
@@ -69,6 +70,7 @@ from polyloom.platform.telemetry.engine import EngineMetrics
 from polyloom.platform.telemetry.generation import GenerationMetrics
 from polyloom.platform.telemetry.metrics import Metrics
 from polyloom.platform.telemetry.prefix_cache import PrefixCacheMetrics
+from polyloom.routing.grammar import Vocabulary
 from polyloom.routing.request import CacheOwner
 
 log = logging.getLogger(__name__)
@@ -131,7 +133,7 @@ class Assembly:
             self.base = await asyncio.to_thread(pull, settings.base, settings.data_dir)
             base_format = await asyncio.to_thread(_base_format, self.base.folder)
             await self._open_record(stack)
-            await self._start_engine(stack)
+            await self._start_engine(stack, base_format)
             self.templates = TemplateWorkers()
             stack.push_async_callback(self.templates.close)
             await self._start_registry(stack, base_format)
@@ -167,10 +169,13 @@ class Assembly:
         self.metrics = Metrics()
         stack.callback(self.metrics.close)
 
-    async def _start_engine(self, stack: AsyncExitStack) -> None:
+    async def _start_engine(self, stack: AsyncExitStack, base_format: ChatTemplate) -> None:
+        vocabulary = vocabulary_of(base_format.tokenizer, self.base.eos_token_ids)
         sockets = stack.enter_context(tempfile.TemporaryDirectory(prefix="polyloom-"))
         settings = [
-            _engine_settings(self.settings, self.base, Path(sockets) / f"engine-{number}")
+            _engine_settings(
+                self.settings, self.base, vocabulary, Path(sockets) / f"engine-{number}"
+            )
             for number in range(self.settings.engines)
         ]
         self.fleet = EngineFleet(settings)
@@ -326,7 +331,9 @@ def _threads() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _engine_settings(settings: Settings, base: BaseModel, socket: Path) -> EngineSettings:
+def _engine_settings(
+    settings: Settings, base: BaseModel, vocabulary: Vocabulary, socket: Path
+) -> EngineSettings:
     """One engine's settings on a CPU, where no other default was chosen."""
     return EngineSettings(
         model_folder=str(base.folder),
@@ -345,6 +352,7 @@ def _engine_settings(settings: Settings, base: BaseModel, socket: Path) -> Engin
         max_model_len=settings.max_model_len,
         max_rank=settings.max_rank,
         itl_target=settings.itl_target,
+        vocabulary=vocabulary,
         prefix_cache=settings.prefix_cache,
         draft_model=None if settings.draft_model is None else str(settings.draft_model),
     )

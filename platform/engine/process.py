@@ -53,6 +53,8 @@ def main() -> int:
     gc.collect()
     gc.freeze()  # what lives as long as the process need not be looked at again
     RevisionLoader.warm_up()
+    if settings.vocabulary is not None:
+        engine.expect(settings.vocabulary)
     logger.info("ready at %s", settings.address)
     try:
         host.run()

@@ -38,6 +38,7 @@ from polyloom.platform.engine.prefix import EnginePrefixCache
 from polyloom.platform.engine.runner import ModelRunner, RowResult
 from polyloom.platform.engine.speculation.speculator import Speculator
 from polyloom.platform.engine.structured.sequences import SequenceGrammars
+from polyloom.routing.grammar import Vocabulary
 from polyloom.routing.request import GenerationRequest
 from polyloom.routing.scheduler.batch import ScheduledSequence, StepPlan
 from polyloom.routing.scheduler.batcher import Batcher
@@ -124,6 +125,10 @@ class Engine:
         """End a sequence now; None if it has ended already."""
         sequence = self._batcher.get(sequence_id)
         return None if sequence is None else self._finish(sequence, "abort")
+
+    def expect(self, vocabulary: Vocabulary) -> None:
+        """Be ready for grammars on this vocabulary; called before the first sequence."""
+        self._grammars.expect(vocabulary)
 
     def retire(self, adapter_digest: str) -> None:
         """Unload a revision and its draft heads once no sequence holds them; what it computed is

@@ -42,11 +42,16 @@ class AnswerFormat:
 
         Raises InvalidRequest where nothing could end the answer.
         """
-        ends = tuple(sorted({*tokenizer.eos_ids, *eos_ids}))
-        if not ends:
+        vocabulary = vocabulary_of(tokenizer, eos_ids)
+        if not vocabulary.eos_ids:
             raise InvalidRequest("this model names no token that ends a text", param=self.param)
-        vocabulary = Vocabulary(folder=str(tokenizer.folder), digest=tokenizer.digest, eos_ids=ends)
         return Grammar(kind=self.kind, text=self.text, vocabulary=vocabulary)
+
+
+def vocabulary_of(tokenizer: TextTokenizer, eos_ids: tuple[int, ...]) -> Vocabulary:
+    """A tokenizer as the engine is told of it. eos_ids: of the base, beside the tokenizer's."""
+    ends = tuple(sorted({*tokenizer.eos_ids, *eos_ids}))
+    return Vocabulary(folder=str(tokenizer.folder), digest=tokenizer.digest, eos_ids=ends)
 
 
 def answer_format(

@@ -38,7 +38,7 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._compiled: OrderedDict[Grammar, Future[CompiledGrammar]] = OrderedDict()
-        self._vocabularies: OrderedDict[Vocabulary, LLTokenizer] = OrderedDict()
+        self._vocabularies: OrderedDict[tuple[str, tuple[int, ...]], LLTokenizer] = OrderedDict()
 
     def compile(self, grammar: Grammar) -> "Future[CompiledGrammar]":
         """The compiled grammar, or GrammarError, soon or at once."""
@@ -51,7 +51,7 @@ class GrammarCompiler:
         return future
 
     def warm_up(self, vocabulary: Vocabulary) -> None:
-        """Load a vocabulary before somebody waits for it."""
+        """Load a vocabulary before somebody waits for it: that stops the step loop for a moment."""
         self._thread.submit(self._tokenizer, vocabulary)
 
     def close(self) -> None:
@@ -68,10 +68,11 @@ class GrammarCompiler:
 
     def _tokenizer(self, vocabulary: Vocabulary) -> LLTokenizer:
         """In the thread alone."""
-        tokenizer = self._vocabularies.pop(vocabulary, None)
+        key = (vocabulary.digest, vocabulary.eos_ids)
+        tokenizer = self._vocabularies.pop(key, None)
         if tokenizer is None:
             tokenizer = _load(vocabulary, self._vocab_size)
-        self._vocabularies[vocabulary] = tokenizer
+        self._vocabularies[key] = tokenizer
         while len(self._vocabularies) > MAX_VOCABULARIES:
             self._vocabularies.popitem(last=False)
         return tokenizer

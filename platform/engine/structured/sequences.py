@@ -5,6 +5,7 @@ from concurrent.futures import Future
 from polyloom.platform.engine.errors import GrammarError
 from polyloom.platform.engine.structured.compiler import CompiledGrammar, GrammarCompiler
 from polyloom.platform.engine.structured.matcher import GrammarMatcher
+from polyloom.routing.grammar import Vocabulary
 from polyloom.routing.scheduler.sequence import Sequence
 
 
@@ -18,6 +19,10 @@ class SequenceGrammars:
         self._compiler = compiler
         self._compiling: dict[str, tuple[Sequence, Future[CompiledGrammar]]] = {}
         self._matchers: dict[str, GrammarMatcher] = {}
+
+    def expect(self, vocabulary: Vocabulary) -> None:
+        """Grammars on this vocabulary will come."""
+        self._compiler.warm_up(vocabulary)
 
     def open(self, sequence: Sequence) -> None:
         """A sequence is queued. It is `held` until its grammar, if it has one, is compiled."""
