@@ -26,7 +26,7 @@ class LoraLayers:
         self._pools = pages.pools
         self._op = choice.op
         self._fallback_reason = choice.fallback_reason
-        self._ledger = capabilities.register(name, choice.op.name)
+        self._ledger = capabilities.register(name, choice.op.name, choice.why, choice.kernels)
         self._tiles = capabilities.register(f"{name}_tiles", choice.op.name)
 
     def apply(

@@ -38,13 +38,17 @@ class PagedAttention:
                 f"num_heads {num_heads} is not a multiple of num_kv_heads {config.num_kv_heads}"
             )
         self._storage = storage
-        self._ledger = capabilities.register(OP_NAME, implementation)
         self._uncovered = _uncovered(implementation, config)
+        kernels = cuda_attention.engine_kernels(config) if implementation == "cuda" else ()
+        self._ledger = capabilities.register(
+            OP_NAME, implementation, kernels=() if self._uncovered else kernels
+        )
         self._running = implementation if self._uncovered is None else "reference"
         self._device = config.device
         self._planned: tuple[AttentionBatch, AttentionPlan] | None = None
         if self._running == "cuda":
-            self._prefill = capabilities.register(PREFILL_OP_NAME, "torch")
+            why = f"chunks over {cuda_attention.MAX_QUERIES} tokens are bound by arithmetic"
+            self._prefill = capabilities.register(PREFILL_OP_NAME, "torch", why)
 
     @property
     def rotates(self) -> bool:
@@ -92,6 +96,10 @@ class PagedAttention:
         batch = batch.to(self._device)
         reference.append(keys, values, k, v, batch.slot_mapping)
         return reference.attend(q, keys, values, batch, scale=scale, window=window, softcap=softcap)
+
+    def use(self, batch: AttentionBatch, plan: AttentionPlan) -> None:
+        """Run `batch` by this plan: that of a graph's frame."""
+        self._planned = batch, plan
 
     def _plan(self, batch: AttentionBatch) -> AttentionPlan:
         """A step's plan, made at its first layer and kept for the others."""

@@ -6,17 +6,20 @@ import torch
 
 from polyloom.adapters.kernels.contract import LoraOp
 from polyloom.adapters.kernels.cpu import CpuLoraOp, load_cpu_lora
-from polyloom.adapters.kernels.cuda import CudaLoraOp
+from polyloom.adapters.kernels.cuda import MATMUL_TOKENS, CudaLoraOp, kernel_names
 from polyloom.adapters.kernels.reference import ReferenceLoraOp
 from polyloom.kvcache.kernels.cuda import unavailable
 
 
 @dataclass(frozen=True)
 class LoraChoice:
-    """fallback_reason: why it is `reference` although something faster was wanted, else None."""
+    """fallback_reason: why it is `reference` although something faster was wanted, else None.
+    why: this op.  kernels: compiled for it."""
 
     op: LoraOp
     fallback_reason: str | None = None
+    why: str = ""
+    kernels: tuple[str, ...] = ()
 
 
 def choose_lora_op(dtype: torch.dtype, device: torch.device) -> LoraChoice:
@@ -34,4 +37,8 @@ def choose_cuda_lora_op(dtype: torch.dtype, device: torch.device) -> LoraChoice:
     reason = unavailable(dtype, device.type)
     if reason is not None:
         return LoraChoice(ReferenceLoraOp(), reason)
-    return LoraChoice(CudaLoraOp(dtype))
+    return LoraChoice(
+        CudaLoraOp(dtype),
+        why=f"decode by kernels, segments of {MATMUL_TOKENS} tokens and more by torch's products",
+        kernels=kernel_names(dtype),
+    )

@@ -8,18 +8,19 @@ its pages are read once a tile; two launches a group do all tiles of a step. A s
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn.functional import pad
 
-from polyloom.adapters.base_layout import GroupShape
+from polyloom.adapters.base_layout import GroupShape, ModuleGroup
 from polyloom.adapters.config import PAGE_RANKS
 from polyloom.adapters.group_pool import GroupPool
 from polyloom.adapters.segments import LoraBatch
 from polyloom.kvcache.kernels.cuda import SCALAR_TYPES, cuda_kernels
-from polyloom.kvcache.kernels.device_arrays import to_device
+from polyloom.kvcache.kernels.device_arrays import filled, to_device
 
 SOURCE = Path(__file__).with_name("lora.cu")
 MATMUL_TOKENS = 64
@@ -60,7 +61,7 @@ class CudaLoraOp:
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
         self._batch: LoraBatch | None = None
-        self._plans: dict[str, LoraPlan] = {}
+        self._plans: dict[ModuleGroup, LoraPlan] = {}
 
     def layer_elements(self, shape: GroupShape) -> int:
         elements = len(shape.slices) * PAGE_RANKS * _padded(shape) + shape.out_features * PAGE_RANKS
@@ -99,6 +100,10 @@ class CudaLoraOp:
             )
         return len(plan.matmul)
 
+    def use(self, batch: LoraBatch, plans: dict[ModuleGroup, LoraPlan]) -> None:
+        """Run `batch` by these plans: those of a graph's frame."""
+        self._batch, self._plans = batch, plans
+
     def _plan(
         self, pool: GroupPool, batch: LoraBatch, x: torch.Tensor, y: torch.Tensor
     ) -> LoraPlan:
@@ -121,8 +126,35 @@ class CudaLoraOp:
                 raise ValueError(f"{name} must be {self._dtype} with a contiguous last dimension")
 
 
-def plan_group(pool: GroupPool, batch: LoraBatch, device: torch.device) -> LoraPlan:
-    """Gather a batch's tokens into tiles, and what their revisions' pages are."""
+@dataclass(frozen=True)
+class LoraFrame:
+    """What a captured graph fixes of its plans of one group: sizes, and the memory they lie in.
+
+    tokens: of a step, and so its most tiles and segments.  width: pages of the largest rank.
+    memory: uint8.  partial: as in `LoraPlan`.
+    """
+
+    tokens: int
+    width: int
+    memory: torch.Tensor
+    partial: torch.Tensor
+
+
+def lora_frame(pool: GroupPool, tokens: int, max_rank: int, device: torch.device) -> LoraFrame:
+    """A frame for steps of up to `tokens` tokens of revisions of up to `max_rank`."""
+    width = -(-max_rank // PAGE_RANKS)
+    words = tokens * (4 + 1 + 2 * width + pool.shape.layers * width + 2)
+    memory = torch.zeros(4 * words + 5 * 16, dtype=torch.uint8, device=device)
+    return LoraFrame(tokens, width, memory, _partial(pool.shape, tokens, width, device))
+
+
+def plan_group(
+    pool: GroupPool, batch: LoraBatch, device: torch.device, frame: LoraFrame | None = None
+) -> LoraPlan:
+    """Gather a batch's tokens into tiles, and what their revisions' pages are.
+
+    frame: lay the plan out in it, filled up with empty tiles.
+    """
     shape = pool.shape
     if len(shape.slices) > _MAX_SLICES:
         raise ValueError(f"{shape.group} has {len(shape.slices)} slices, at most {_MAX_SLICES}")
@@ -133,17 +165,35 @@ def plan_group(pool: GroupPool, batch: LoraBatch, device: torch.device) -> LoraP
     page_ids = page_ids[:, :width]
     present = page_ids >= 0
     pages = np.where(present, pool.addresses.numpy()[page_ids], 0)
-    masks = np.where(present, pool.masks.numpy()[page_ids].transpose(2, 0, 1), 0)
+    masks = np.where(present, pool.masks.numpy()[page_ids].transpose(2, 0, 1), 0).astype(np.int32)
     rows = np.where(batch.slots.numpy() >= 0, pool.row_addresses.numpy()[batch.slots.numpy()], 0)
     touched = [g for g in range(len(rows)) if counts[g] or rows[g]]
-    long, tiles, order = _tiles(batch, touched, counts)
-    arrays = (tiles, order, pages, masks.astype(np.int32), rows)
-    on_device = to_device(arrays, device)
-    splits = -(-_padded(shape) // _SPAN)
+    longest = MATMUL_TOKENS if frame is None else frame.tokens + 1
+    long, tiles, order = _tiles(batch, touched, counts, longest)
+    arrays: list[NDArray[Any]] = [tiles, order, pages, masks, rows]
+    if frame is None:
+        partial = _partial(shape, len(order), width, device)
+        return LoraPlan(*_tensors(arrays, device), partial, long)
+    if int(batch.starts[-1]) > frame.tokens or width > frame.width:
+        raise ValueError(f"a step of {int(batch.starts[-1])} tokens does not fit its frame")
+    t, w = frame.tokens, frame.width
+    shapes = ((t, 4), (t,), (t, w), (shape.layers, t, w), (t,))
+    padded = [filled(array, size, 0) for array, size in zip(arrays, shapes, strict=True)]
+    return LoraPlan(*_tensors(padded, device, frame.memory), frame.partial, ())
+
+
+def _tensors(
+    arrays: Sequence[NDArray[Any]], device: torch.device, into: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    tiles, order, pages, masks, rows = to_device(arrays, device, into)
+    return tiles, order, pages, masks, rows
+
+
+def _partial(shape: GroupShape, tokens: int, width: int, device: torch.device) -> torch.Tensor:
+    """Room for what `lora_shrink` writes: [splits, tokens, width * slices * 8] fp32."""
     ranks = width * len(shape.slices) * PAGE_RANKS
-    partial = torch.empty(splits, len(order), ranks, dtype=torch.float32, device=device)
-    tiles_there, order_there, pages_there, masks_there, rows_there = on_device
-    return LoraPlan(tiles_there, order_there, pages_there, masks_there, rows_there, partial, long)
+    splits = -(-_padded(shape) // _SPAN)
+    return torch.empty(splits, tokens, ranks, dtype=torch.float32, device=device)
 
 
 def _page_ids(table: torch.Tensor | None, segments: int) -> NDArray[np.int32]:
@@ -155,17 +205,17 @@ def _page_ids(table: torch.Tensor | None, segments: int) -> NDArray[np.int32]:
 
 
 def _tiles(
-    batch: LoraBatch, touched: Sequence[int], counts: NDArray[np.int64]
+    batch: LoraBatch, touched: Sequence[int], counts: NDArray[np.int64], matmul_tokens: int
 ) -> tuple[tuple[tuple[int, int, int], ...], NDArray[np.int32], NDArray[np.int32]]:
     """Segments for torch; tiles `[n, 4]` (first, count, row, pages); the tokens that they gather.
 
-    Short segments of one slot share tiles wherever they lie.
+    Segments of less than `matmul_tokens` of one slot share tiles wherever they lie.
     """
     starts, slots = batch.starts.tolist(), batch.slots.tolist()
     long: list[tuple[int, int, int]] = []
     gathered: dict[int, tuple[int, list[int]]] = {}
     for g in touched:
-        if starts[g + 1] - starts[g] >= MATMUL_TOKENS:
+        if starts[g + 1] - starts[g] >= matmul_tokens:
             long.append((starts[g], starts[g + 1], g))
         else:
             gathered.setdefault(slots[g], (g, []))[1].extend(range(starts[g], starts[g + 1]))

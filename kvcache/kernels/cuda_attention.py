@@ -19,7 +19,7 @@ from torch.nn.attention.bias import causal_lower_right
 from polyloom.kvcache.batch import AttentionBatch
 from polyloom.kvcache.config import KVCacheConfig
 from polyloom.kvcache.kernels.cuda import SCALAR_TYPES, Kernels, cuda_kernels, unavailable
-from polyloom.kvcache.kernels.device_arrays import to_device
+from polyloom.kvcache.kernels.device_arrays import filled, to_device
 
 SOURCE = Path(__file__).with_name("attention.cu")
 MAX_QUERIES = 8
@@ -64,6 +64,11 @@ def kernel_names(dtype: torch.dtype) -> tuple[str, ...]:
     )
 
 
+def engine_kernels(config: KVCacheConfig) -> tuple[str, ...]:
+    """The instantiations that a cache of this shape uses."""
+    return _names(config.dtype, config.dtype, config.head_dim)
+
+
 def uncovered(config: KVCacheConfig, kind: str) -> str | None:
     """Why the kernels cannot serve a cache of this shape on devices of type `kind`; None if so."""
     reason = unavailable(config.dtype, kind)
@@ -74,8 +79,37 @@ def uncovered(config: KVCacheConfig, kind: str) -> str | None:
     return None
 
 
-def plan_attention(batch: AttentionBatch, device: torch.device) -> AttentionPlan:
-    """Sort a step's sequences into those attended to from their blocks, and longer chunks."""
+@dataclass(frozen=True)
+class AttentionFrame:
+    """What a captured graph fixes of its plans: sizes, and the memory that they lie in.
+
+    tokens: of a step, and so its most sequences.  blocks: of the longest context.  max_count, splits:
+    as in `AttentionPlan`.  memory: uint8 on the device, `frame_bytes` long.
+    """
+
+    tokens: int
+    blocks: int
+    max_count: int
+    splits: int
+    memory: torch.Tensor
+
+
+def attention_frame(
+    tokens: int, blocks: int, block_size: int, max_count: int, device: torch.device
+) -> AttentionFrame:
+    """A frame for steps of up to `tokens` tokens over contexts of up to `blocks` blocks."""
+    num_bytes = 4 * tokens * (4 + 1 + blocks + 1) + 8 * tokens + 5 * 16
+    memory = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    return AttentionFrame(tokens, blocks, max_count, _splits(tokens, blocks * block_size), memory)
+
+
+def plan_attention(
+    batch: AttentionBatch, device: torch.device, frame: AttentionFrame | None = None
+) -> AttentionPlan:
+    """Sort a step's sequences into those attended to from their blocks, and longer chunks.
+
+    frame: lay the plan out in it, filled up with empty sequences and with tokens that go nowhere.
+    """
     starts, contexts = batch.query_starts.tolist(), batch.context_lens.tolist()
     sequences, compact, prefill = [], [], []
     token_of: list[int] = []
@@ -87,20 +121,31 @@ def plan_attention(batch: AttentionBatch, device: torch.device) -> AttentionPlan
             sequences.append((first, count, context, s))
             compact.append(len(token_of))
             token_of += range(first, first + count)
-    arrays = (
+    arrays: list[NDArray[Any]] = [
         np.array(sequences, dtype=np.int32).reshape(-1, 4),
         np.array(compact, dtype=np.int32),
         batch.block_tables.numpy(),
         np.array(token_of, dtype=np.int32),
         batch.slot_mapping.numpy(),
-    )
-    longest = max((s[2] for s in sequences), default=0)
-    return AttentionPlan(
-        *_tensors(arrays, device),
-        max_count=max((s[1] for s in sequences), default=0),
-        splits=_splits(len(sequences), longest),
-        prefill=tuple(prefill),
-    )
+    ]
+    if frame is None:
+        longest = max((s[2] for s in sequences), default=0)
+        max_count, splits = (
+            max((s[1] for s in sequences), default=0),
+            _splits(len(sequences), longest),
+        )
+        return AttentionPlan(*_tensors(arrays, device), max_count, splits, tuple(prefill))
+    if prefill or starts[-1] > frame.tokens or arrays[2].shape[1] > frame.blocks:
+        raise ValueError(f"a step of {starts[-1]} tokens does not fit a frame of {frame.tokens}")
+    shapes = ((frame.tokens, 4), (frame.tokens,), (frame.tokens, frame.blocks), (frame.tokens,))
+    padded = [
+        filled(array, shape, value)
+        for array, shape, value in zip(
+            arrays, (*shapes, (frame.tokens,)), (0, 0, 0, -1, -1), strict=True
+        )
+    ]
+    there = _tensors(padded, device, frame.memory)
+    return AttentionPlan(*there, frame.max_count, frame.splits, ())
 
 
 def append(
@@ -250,9 +295,9 @@ def _splits(sequences: int, longest: int) -> int:
 
 
 def _tensors(
-    arrays: Sequence[NDArray[Any]], device: torch.device
+    arrays: Sequence[NDArray[Any]], device: torch.device, into: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    sequences, compact, tables, token_of, slots = to_device(arrays, device)
+    sequences, compact, tables, token_of, slots = to_device(arrays, device, into)
     return sequences, compact, tables, token_of, slots
 
 

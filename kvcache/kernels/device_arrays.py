@@ -36,3 +36,10 @@ def to_device(
         .view(array.shape)
         for array, offset in zip(arrays, offsets, strict=True)
     )
+
+
+def filled(array: NDArray[Any], shape: Sequence[int], value: int) -> NDArray[Any]:
+    """`array` in the low corner of a larger one of `shape`, the rest `value`."""
+    larger = np.full(shape, value, dtype=array.dtype)
+    larger[tuple(slice(size) for size in array.shape)] = array
+    return larger

@@ -15,10 +15,16 @@ logger = logging.getLogger("polyloom.kernels")
 
 @dataclass
 class OpLedger:
-    """Counts of one op."""
+    """Counts of one op.
+
+    why: this implementation.  kernels: compiled for it.  buckets: sizes that graphs exist for.
+    """
 
     name: str
     implementation: str
+    why: str = ""
+    kernels: tuple[str, ...] = ()
+    buckets: tuple[int, ...] = ()
     engaged: int = 0
     fallbacks: Counter[str] = field(default_factory=Counter)
 
@@ -37,9 +43,11 @@ class Capabilities:
     def __init__(self) -> None:
         self._ledgers: dict[str, OpLedger] = {}
 
-    def register(self, name: str, implementation: str) -> OpLedger:
+    def register(
+        self, name: str, implementation: str, why: str = "", kernels: tuple[str, ...] = ()
+    ) -> OpLedger:
         """Declare which implementation of `name` was chosen; a second call replaces the first."""
-        ledger = OpLedger(name, implementation)
+        ledger = OpLedger(name, implementation, why, kernels)
         self._ledgers[name] = ledger
         return ledger
 

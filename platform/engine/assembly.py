@@ -13,6 +13,7 @@ import torch
 from polyloom.adapters.base_layout import BaseLayout
 from polyloom.adapters.config import AdapterPoolConfig
 from polyloom.adapters.kernels.choice import LoraChoice, choose_cuda_lora_op, choose_lora_op
+from polyloom.adapters.kernels.cuda import CudaLoraOp
 from polyloom.adapters.kernels.reference import ReferenceLoraOp
 from polyloom.adapters.layers import LoraLayers
 from polyloom.adapters.pages import AdapterPages
@@ -30,6 +31,7 @@ from polyloom.kvcache.storage import KVStorage
 from polyloom.platform.engine.admission import Admission
 from polyloom.platform.engine.draft_heads.heads import DraftHeads
 from polyloom.platform.engine.errors import EngineStartError
+from polyloom.platform.engine.graphs import CudaRecorder, DecodeGraphs
 from polyloom.platform.engine.kernels.cpu import CpuOps
 from polyloom.platform.engine.kernels.cuda import CudaOps
 from polyloom.platform.engine.kernels.ops import EngineOps, ReferenceOps
@@ -120,6 +122,23 @@ def build_engine(settings: EngineSettings, make_speculator: MakeSpeculator = Spe
     if settings.draft_model is not None:
         drafters.append(_draft_model(settings, ops, implementation))
     speculator = make_speculator(drafters, blocks, settings.token_budget)
+    graphs = None
+    if device.type == "cuda" and isinstance(lora.op, CudaLoraOp):
+        graphs = DecodeGraphs(
+            decoder,
+            attention,
+            lora_layers,
+            pages,
+            lora.op,
+            CudaRecorder(),
+            capabilities,
+            max_tokens=settings.max_running,
+            max_blocks=-(-scheduler.max_model_len // cache.block_size),
+            block_size=cache.block_size,
+            device=device,
+        )
+        graphs.capture_all()
+        logger.info("captured graphs of %s tokens in %.1f s", graphs.sizes, graphs.capture_seconds)
     return Engine(
         Admission(settings.base_digest, config.vocab_size),
         Batcher(scheduler, blocks, residency),
@@ -133,6 +152,7 @@ def build_engine(settings: EngineSettings, make_speculator: MakeSpeculator = Spe
             cache.block_size,
             device,
             keeps_hidden=speculator.needs_hidden,
+            graphs=graphs,
         ),
         blocks,
         EnginePrefixCache(prefix_cache, settings.dtype, capabilities),

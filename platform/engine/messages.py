@@ -228,12 +228,19 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
 
 class Capability(msgspec.Struct, frozen=True):
     """One op or optional speed-up: which implementation runs, how often it ran, how often it
-    fell back and why."""
+    fell back and why.
+
+    why: this implementation was chosen.  kernels: compiled for it.  graph_buckets: tokens of a step
+    that captured graphs exist for.
+    """
 
     name: str
     implementation: str
     engaged: int
     fallbacks: dict[str, int] = msgspec.field(default_factory=dict)
+    why: str = ""
+    kernels: tuple[str, ...] = ()
+    graph_buckets: tuple[int, ...] = ()
 
 
 class AdapterResidency(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from polyloom.kvcache.attention import PagedAttention
 from polyloom.kvcache.batch import AttentionBatch
 from polyloom.kvcache.manager import KVCacheManager
 from polyloom.platform.engine.errors import SamplingError
+from polyloom.platform.engine.graphs import DecodeGraphs
 from polyloom.platform.engine.messages import TokenLogprob
 from polyloom.platform.engine.model.decoder import Decoder
 from polyloom.platform.engine.packing import attention_batch
@@ -55,8 +56,9 @@ class ModelRunner:
         device: torch.device,
         *,
         keeps_hidden: bool,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
-        """keeps_hidden: results have `hidden`."""
+        """keeps_hidden: results have `hidden`.  graphs: steps that fit one go through it."""
         self._decoder = decoder
         self._attention = attention
         self._lora_layers = lora_layers
@@ -66,18 +68,17 @@ class ModelRunner:
         self._block_size = block_size
         self._device = device
         self._keeps_hidden = keeps_hidden
+        self._graphs = graphs
 
     def run(self, plan: StepPlan) -> list[RowResult]:
         """One forward over the plan's tokens; a result for each scheduled sequence, in order."""
         batch = self._attention_batch(plan)
         tokens = [token for item in plan.scheduled for token in item.token_ids]
-        hidden = self._decoder.forward(
-            torch.tensor(tokens, device=self._device),
-            batch,
-            self._lora_batch(plan.scheduled, [item.num_tokens for item in plan.scheduled]),
-            self._attention,
-            self._lora_layers,
-        )
+        lora = self._lora_batch(plan.scheduled, [item.num_tokens for item in plan.scheduled])
+        hidden = None if self._graphs is None else self._graphs.forward(tokens, batch, lora)
+        if hidden is None:
+            ids = torch.tensor(tokens, device=self._device)
+            hidden = self._decoder.forward(ids, batch, lora, self._attention, self._lora_layers)
         return self._results(plan, hidden)
 
     def _results(self, plan: StepPlan, hidden: torch.Tensor) -> list[RowResult]:

@@ -232,7 +232,15 @@ class Engine:
     def capabilities(self) -> tuple[Capability, ...]:
         """Every op's implementation and what it did."""
         return tuple(
-            Capability(ledger.name, ledger.implementation, ledger.engaged, dict(ledger.fallbacks))
+            Capability(
+                ledger.name,
+                ledger.implementation,
+                ledger.engaged,
+                dict(ledger.fallbacks),
+                ledger.why,
+                ledger.kernels,
+                ledger.buckets,
+            )
             for ledger in self._capabilities.ledgers()
         )
 

@@ -68,6 +68,7 @@ def _capabilities(capabilities: Iterable[Capability]) -> tuple[Capability, ...]:
         known = found.get((one.name, one.implementation))
         if known is not None:
             fallbacks = _added([known.fallbacks, one.fallbacks])
-            one = Capability(one.name, one.implementation, known.engaged + one.engaged, fallbacks)
+            engaged = known.engaged + one.engaged
+            one = msgspec.structs.replace(one, engaged=engaged, fallbacks=fallbacks)
         found[(one.name, one.implementation)] = one
     return tuple(found.values())
