@@ -115,9 +115,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write the prompts for training a draft head.")
     parser.add_argument("--task", choices=[GENERAL, *TASKS], required=True)
     parser.add_argument("--split", choices=["train", "held_out"], default="train")
+    parser.add_argument("--count", type=int, help="the first so many; all by default")
     parser.add_argument("--out", type=Path, required=True, help="a file of JSON lines")
     arguments = parser.parse_args()
-    conversations = prompts(arguments.task, cast(Split, arguments.split))
+    conversations = prompts(arguments.task, cast(Split, arguments.split))[: arguments.count]
     lines = (json.dumps({"messages": list(messages)}) for messages in conversations)
     arguments.out.write_text("".join(line + "\n" for line in lines))
     print(f"{len(conversations)} prompts, {arguments.out}")

@@ -5,6 +5,8 @@ until it is there, or if it cannot be, the sequence goes on without drafts.
 """
 
 import logging
+import math
+import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -23,7 +25,7 @@ from polyloom.adapters.errors import AdapterError, InvalidAdapterError
 from polyloom.adapters.kernels.choice import LoraChoice
 from polyloom.adapters.layers import LoraLayers
 from polyloom.adapters.pages import AdapterPages
-from polyloom.adapters.residency import Residency, ResidencyState
+from polyloom.adapters.residency import RETRY_SECONDS, Residency, ResidencyState
 from polyloom.adapters.segments import LoraBatch
 from polyloom.adapters.source import AdapterSource, DraftHeadSource
 from polyloom.adapters.weights import AdapterWeights, BaseWeights
@@ -132,7 +134,7 @@ class DraftHeads:
         self._deltas = deltas
         self._capabilities = capabilities
         self._entries: OrderedDict[str, _Entry] = OrderedDict()  # least recently used first
-        self._failed: set[str] = set()
+        self._failed: dict[str, float] = {}  # until when: what cannot be read now, may be later
         self._make_workers = make_workers
         self._workers = make_workers()
 
@@ -163,7 +165,7 @@ class DraftHeads:
 
     def retire(self, digest: str) -> None:
         """Unload a head, or the heads of an adapter, once no sequence holds them."""
-        self._failed.discard(digest)
+        self._failed.pop(digest, None)
         for shared in [e.ready for e in self._entries.values() if e.ready is not None]:
             for delta in (digest, *shared.loader.heads_of.pop(digest, ())):
                 shared.residency.retire(delta)
@@ -189,7 +191,8 @@ class DraftHeads:
 
     def _entry(self, source: AdapterSource) -> _Entry | None:
         entry = self._entries.get(source.digest)
-        if entry is None and source.digest not in self._failed and self._make_room():
+        failed = time.monotonic() < self._failed.get(source.digest, 0.0)
+        if entry is None and not failed and self._make_room():
             entry = _Entry(self._workers.submit(self._load, source))
             self._entries[source.digest] = entry
         return entry
@@ -210,8 +213,7 @@ class DraftHeads:
             return
         error = entry.loading.exception()
         if isinstance(error, Exception):  # whatever a file brings costs its drafts only
-            logger.error("draft head %s is not used: %s", digest, error)
-            self._failed.add(digest)
+            self._fail(digest, error)
             del self._entries[digest]
             return
         entry.ready, entry.loading = entry.loading.result(), None
@@ -224,26 +226,29 @@ class DraftHeads:
         if entry.users[sequence_id] is None:
             state = residency.pin(delta)
             if state is ResidencyState.FAILED:
-                self._log_once(delta.digest, residency.failure(delta.digest))
+                self._fail(delta.digest, residency.failure(delta.digest))
                 return False
             entry.users[sequence_id] = delta.digest
             shared.forget_unloaded()
         state = residency.state(delta.digest)
         if state is ResidencyState.FAILED:
-            self._log_once(delta.digest, residency.failure(delta.digest))
+            self._fail(delta.digest, residency.failure(delta.digest))
         return state is ResidencyState.RESIDENT
 
-    def _log_once(self, digest: str, error: AdapterError) -> None:
+    def _fail(self, digest: str, error: Exception) -> None:
+        """Note why a head is not used; deltas are tried again by their residency."""
         if digest not in self._failed:
-            self._failed.add(digest)
             logger.error("draft head %s is not used: %s", digest, error)
+        forever = isinstance(error, AdapterError)
+        self._failed[digest] = math.inf if forever else time.monotonic() + RETRY_SECONDS
 
     def _load(self, source: AdapterSource) -> SharedHead:
         head = load_verified(Path(source.path), source.digest)
         if not head.config.is_shared:
             raise InvalidAdapterError("shared_head_digest", "a shared head has none")
-        packed = PackedHead(head, self._base, self._ops, self._deltas.dtype)
-        pages = AdapterPages(self._deltas, head_layout(head.config), self._lora.op)
+        pool = self._deltas
+        packed = PackedHead(head, self._base, self._ops, pool.dtype, pool.device)
+        pages = AdapterPages(pool, head_layout(head.config), self._lora.op)
         loader = DeltaLoader(head)
         layers = LoraLayers(pages, self._lora, self._capabilities, "draft_lora")
         residency = Residency(pages, loader, workers=self._make_workers())

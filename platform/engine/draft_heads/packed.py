@@ -4,20 +4,26 @@ import torch
 from torch.nn.functional import pad
 
 from polyloom.adapters.base_layout import ModuleGroup
-from polyloom.adapters.draft_heads.checkpoint import DraftHead, draft_vocabulary
+from polyloom.adapters.draft_heads.checkpoint import NORMS, DraftHead, draft_vocabulary
 from polyloom.adapters.segments import LoraBatch
 from polyloom.adapters.weights import BaseWeights
 from polyloom.platform.engine.kernels.ops import EngineOps, PackedLinear
 from polyloom.platform.engine.model.decoder import LoraHook
 
 _ROWS_AT_ONCE = 4096
+_HELD = ("fc", "gate_up_proj", "down_proj", *NORMS)
 
 
 class PackedHead:
     """The weights of one shared head, and a step of it. Holds no state of any sequence."""
 
     def __init__(
-        self, head: DraftHead, base: BaseWeights, ops: EngineOps, dtype: torch.dtype
+        self,
+        head: DraftHead,
+        base: BaseWeights,
+        ops: EngineOps,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         """head: a shared one. May run on any thread."""
         tensors, config = head.tensors, head.config
@@ -25,15 +31,17 @@ class PackedHead:
         self.target_ids = draft_vocabulary(tensors)
         self._ops = ops
         self._eps = config.rms_norm_eps
-        self._fc = self._pack(tensors["fc.weight"], dtype)
-        self._gate_up = self._pack(tensors["gate_up_proj.weight"], dtype)
-        self._down = self._pack(tensors["down_proj.weight"], dtype)
         rows = output_rows(base, self.target_ids, config.vocab_size)
-        self._lm_head = self._pack(rows, dtype)
-        self._hidden_norm = tensors["hidden_norm.weight"].to(dtype)
-        self._embed_norm = tensors["embed_norm.weight"].to(dtype)
-        self._mlp_norm = tensors["mlp_norm.weight"].to(dtype)
-        self._norm = tensors["norm.weight"].to(dtype)
+        held = {name: tensors[f"{name}.weight"] for name in _HELD} | {"lm_head": rows}
+        placed = {name: t.to(device, dtype).contiguous() for name, t in held.items()}
+        self._fc = ops.pack_linear(placed["fc"])
+        self._gate_up = ops.pack_linear(placed["gate_up_proj"])
+        self._down = ops.pack_linear(placed["down_proj"])
+        self._lm_head = ops.pack_linear(placed["lm_head"])
+        self._hidden_norm = placed["hidden_norm"]
+        self._embed_norm = placed["embed_norm"]
+        self._mlp_norm = placed["mlp_norm"]
+        self._norm = placed["norm"]
 
     @torch.inference_mode()
     def step(
@@ -64,9 +72,6 @@ class PackedHead:
             logits = pad(logits, (0, self.config.adapter_vocab_size))
             layers.apply(ModuleGroup.HEAD, 0, normed, logits, lora)
         return x, logits.float()
-
-    def _pack(self, weight: torch.Tensor, dtype: torch.dtype) -> PackedLinear:
-        return self._ops.pack_linear(weight.to(dtype).contiguous())
 
     def _linear(
         self,

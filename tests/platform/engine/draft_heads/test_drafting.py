@@ -104,6 +104,7 @@ def test_a_mixed_batch_drafts_what_each_head_alone_would_sample(
         used_own |= set(proposal.tokens) & set(ids[128:])
         solo = drafter.propose([of])[0]
         assert solo.tokens == proposal.tokens
+        assert solo.confidences == pytest.approx(proposal.confidences, rel=1e-4)
     assert used_own  # tokens that only an adapter's head knows are drafted
     for of in rows:
         drafter.close(of.sequence.sequence_id)
