@@ -160,7 +160,7 @@ class Batcher:
             self._waiting.shares.ran(item)
             sequence.computed += item.num_tokens
             if item.draft:
-                pass
+                self._take_back(sequence, len(sequence.tokens) - 1)
             self._blocks.commit(sequence.sequence_id, sequence.tokens, sequence.computed)
 
     def _take_back(self, sequence: Sequence, verified: int) -> None:
