@@ -1,6 +1,6 @@
 """One seed, one text: sampled requests alone, and in a tight, chunked, preempting batch, in fp32.
 
-    python -m benchmarks.seeds --requests 300
+    python -m benchmarks.seeds --requests 300 [--drafts adaptive|latency|off|1…31]
 
 Where two texts part, the oracle recomputes that position with its noise: a gap of the two best
 scores under 1e-4 is a near tie and counted, anything else is a failure.
@@ -11,9 +11,10 @@ import contextlib
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 
@@ -24,6 +25,7 @@ from polyloom.kvcache.kernels.dispatch import logger as kernels_logger
 from polyloom.platform.engine.assembly import build_engine
 from polyloom.platform.engine.model.families import read_config
 from polyloom.platform.engine.noise import draw_key, exponentials
+from polyloom.routing.drafts import DraftPolicy
 
 TEMPERATURE = 0.9
 TINY_BLOCK_BYTES = 16 * 3 * 2 * 2 * 16 * 4
@@ -50,17 +52,18 @@ class SeedReport:
         )
 
 
-def run_seeds(count: int, seed: int = 1) -> SeedReport:
-    """On a random Llama with seventeen adapters."""
+def run_seeds(count: int, seed: int = 1, drafts: DraftPolicy = "adaptive") -> SeedReport:
+    """On a random Llama with seventeen adapters. drafts: of the batch; alone there are none."""
     with tiny_base() as base, tempfile.TemporaryDirectory(prefix="polyloom-seeds-") as folder:
         folders = make_adapters(base, Path(folder), MIXED_SHAPES)
         adapters = sources(base, folders)
         vocab = read_config(base).vocab_size
-        cases = random_cases(count, vocab, adapters, seed, temperature=TEMPERATURE)
+        plain = random_cases(count, vocab, adapters, seed, temperature=TEMPERATURE)
+        cases = [_drafting(case, "off") for case in plain]
         tight = engine_settings(base, kv_memory=30 * TINY_BLOCK_BYTES, token_budget=40)
         roomy = engine_settings(base, kv_memory=400 * TINY_BLOCK_BYTES, token_budget=512)
         with contextlib.closing(build_engine(tight)) as engine:
-            batched = drive(engine, cases, seed)
+            batched = drive(engine, [_drafting(case, drafts) for case in plain], seed)
             preemptions = engine.status().preemptions_total
         with contextlib.closing(build_engine(roomy)) as engine:
             alone = {}
@@ -73,6 +76,16 @@ def run_seeds(count: int, seed: int = 1) -> SeedReport:
             for case in differing
         )
         return SeedReport(count, count - len(differing), ties, preemptions)
+
+
+def _drafting(case: Case, drafts: DraftPolicy) -> Case:
+    return replace(case, work=msgspec.structs.replace(case.work, drafts=drafts))
+
+
+def _policy(text: str) -> DraftPolicy:
+    if text.isdecimal():
+        return int(text)
+    return msgspec.convert(text, DraftPolicy)  # type: ignore[no-any-return]
 
 
 def _tokens(answers: dict[str, Answer], case: Case) -> tuple[int, ...]:
@@ -100,10 +113,11 @@ def _near_tie(
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--drafts", type=_policy, default="adaptive")
     options = parser.parse_args()
     torch.set_num_threads(2)
     kernels_logger.setLevel("ERROR")
-    report = run_seeds(options.requests)
+    report = run_seeds(options.requests, drafts=options.drafts)
     print(f"seeds: {report}")
     return 0 if report.ok else 1
 
