@@ -117,7 +117,8 @@ class PrefixCache:
         self._open[sequence_id] = _Sharing(epoch, prompt, hold, tail=epoch)
 
     def close(self, sequence_id: str) -> Reuse | None:
-        """The sequence has ended and its blocks are freed; None if it never got any.
+        """The sequence has ended and its blocks are freed; None if it never got any, or only
+        warmed a held prefix.
 
         Its prompt's whole blocks are pinned if it asked for that and all of them are cached.
         """
@@ -142,12 +143,13 @@ class PrefixCache:
 
     def reuse(self, sequence_id: str, match: Match, table: Sequence[int], reusable: int) -> None:
         """The sequence has its table, which begins with the match's blocks; both they and the
-        partial one are held for it. Copies the partial one and counts what was reused."""
+        partial one are held for it. Copies the partial one and counts what was reused; not for a
+        sequence that warms a held prefix, which is nobody's request."""
         sharing = self._open[sequence_id]
         if match.partial is not None:
             self._copy_block(match.partial.block, table[len(match.chain)])
         sharing.moved_to(match.chain)
-        if sharing.reuse is None:
+        if sharing.reuse is None and sharing.hold is None:
             sharing.reuse = self._outcome(sharing, match, reusable)
             sharing.epoch.group.count(sharing.reuse)
 

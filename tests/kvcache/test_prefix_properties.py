@@ -134,7 +134,7 @@ class Sharing(RuleBasedStateMachine):
         assert found in (wanted, wanted // SIZE * SIZE)
         for position in range(found):
             assert self.slots[self.manager.slot(name, position)] == self.content(name, position)
-        if not sequence.admitted:
+        if not sequence.admitted and sequence.hold is None:
             self.count(sequence, found, reusable)
         sequence.computed, sequence.admitted = found, True
 
@@ -176,7 +176,7 @@ class Sharing(RuleBasedStateMachine):
         if name in self.manager:
             self.manager.free(name)
         reuse = self.cache.close(name)
-        assert (reuse is not None) == sequence.admitted
+        assert (reuse is not None) == (sequence.admitted and sequence.hold is None)
         if sequence.hold is not None and whole and len(chain) == whole:
             self.held[sequence.hold] = set(chain)
 

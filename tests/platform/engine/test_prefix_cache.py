@@ -248,9 +248,11 @@ def test_a_held_prefix_outlives_pressure_and_its_release_does_not(
 ):
     engine = engine_factory(kv_memory=BLOCK_BYTES * 20, max_model_len=128)
     system = words(64)
-    run(engine, [request_factory(system, cache=scope(), hold="system", max_tokens=0)])
+    (warmed,) = run(engine, [request_factory(system, cache=scope(), hold="system", max_tokens=0)])
     assert engine.cache_report().holds == ("system",)
-    assert counters(engine).held_blocks == 4
+    group = counters(engine)
+    assert group.held_blocks == 4
+    assert (warmed.end.cache, group.eligible, group.misses) == (None, 0, {})  # nobody's request
     assert engine.status().blocks_free == 16
 
     def pressure():
@@ -260,6 +262,7 @@ def test_a_held_prefix_outlives_pressure_and_its_release_does_not(
     pressure()
     (answer,) = run(engine, [request_factory((*system, 5), cache=scope())])
     assert answer.end.cached_tokens == 64
+    assert (counters(engine).eligible, counters(engine).hits) == (1, 1)
     engine.release_prefix("system")
     engine.release_prefix("system")  # as good as once
     assert (engine.cache_report().holds, counters(engine).held_blocks) == ((), 0)
