@@ -17,7 +17,7 @@ from polyloom.platform.engine.pool import EnginePool
 from polyloom.platform.errors import InvalidRequest
 from polyloom.platform.generation.cache_misses import MissView
 from polyloom.platform.generation.explain import Explanation, PlannedRequest, explain
-from polyloom.platform.generation.inference import Inference, Prompt, Target
+from polyloom.platform.generation.inference import Inference, Target
 from polyloom.platform.generation.request_plan import SamplingOptions, plan_salt
 from polyloom.platform.services.invalidations import Invalidations
 from polyloom.platform.services.prefix_accounts import PrefixAccounts
@@ -143,15 +143,10 @@ async def _planned(
         prompt = await first_prompt(completion, target)
     else:
         raise InvalidRequest(f"{param} has neither messages nor prompt", param=param)
-    return _plan(inference, target, prompt, fields.tools)
-
-
-def _plan(inference: Inference, target: Target, prompt: Prompt, tools: object) -> PlannedRequest:
     return PlannedRequest(
         request=inference.call(target, [prompt], 1, ()).plan.sequences[0],
         label=target.resolution.label,
         tokenizer=target.format.tokenizer,
-        tools=msgspec.json.encode(tools, order="sorted") if tools else None,
     )
 
 
@@ -169,11 +164,10 @@ async def _target(
 
 
 class _Fields(msgspec.Struct):
-    """By which a body is told to be a chat's or a completion's. Tools are compared as sent."""
+    """By which a body is told to be a chat's or a completion's."""
 
     messages: object = msgspec.UNSET
     prompt: object = msgspec.UNSET
-    tools: list[object] | None = None
 
 
 CACHE_ROUTES = [

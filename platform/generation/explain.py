@@ -19,12 +19,11 @@ Field = Literal["owner", "base", "revision", "template", "tokenizer", "tools", "
 
 @dataclass(frozen=True)
 class PlannedRequest:
-    """A request that was planned but not run. tools: its tool schema as canonical JSON."""
+    """A request that was planned but not run. label: of the revision that it would run on."""
 
     request: GenerationRequest
     label: str
     tokenizer: TextTokenizer
-    tools: bytes | None = None
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +126,7 @@ def _values(planned: PlannedRequest) -> tuple[str | None, ...]:
         combination.adapter_digest,
         combination.template_digest,
         None if scope is None else scope.tokenizer_digest,
-        None if planned.tools is None else planned.tools.decode(),
+        None if scope is None else scope.tool_schema_digest,
         None if scope is None else scope.salt,
     )
 

@@ -88,11 +88,12 @@ def test_explain_tells_the_kinds_of_difference_apart(owner, base_name) -> None:
         assert fields(salted) == ["salt"] and salted["shared_blocks"] == 0
         tools = [{"type": "function", "function": {"name": n, "parameters": {}}} for n in "ab"]
         differ = explain(
-            client,
-            chat(base_name, "Hi", tools=tools[:1]),
-            chat(base_name, "Hi", tools=tools),
+            client, chat(base_name, "Hi", tools=tools[:1]), chat(base_name, "Hi", tools=tools)
         )
-        assert fields(differ)[0] == "tools"
+        assert fields(differ) == ["tools", "tokens"]  # the prompt describes them
+        assert differ["shared_blocks"] == 0
+        unused = chat(base_name, "Hi", tools=tools, tool_choice="none")
+        assert explain(client, chat(base_name, "Hi"), unused)["differences"] == []
 
 
 def test_explain_names_the_side_that_is_wrong(owner, base_name) -> None:
@@ -118,7 +119,8 @@ def test_a_held_prefix_is_warm_for_its_first_request_and_ends(owner, base_name) 
         assert ask(client, chat(base_name, "Hi", SYSTEM * 2)) // 16 >= tokens // 16 > 1
         assert client.post("/v1/prefixes", json=body).status_code == 409
         assert [h["name"] for h in client.get("/v1/prefixes").json()["data"]] == ["support"]
-        assert client.get("/v1/cache").json()["account"]["total"]["held_blocks"] == tokens // 16
+        total = client.get("/v1/cache").json()["account"]["total"]
+        assert (total["held_blocks"], total["hit_rate"]) == (tokens // 16, 1)
         assert client.delete("/v1/prefixes/support").status_code == 204
         assert client.delete("/v1/prefixes/support").status_code == 404
         assert client.get("/v1/cache").json()["account"]["total"]["held_blocks"] == 0
