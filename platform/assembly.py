@@ -192,15 +192,15 @@ class Assembly:
             self.database, blobs, self.announcements, served=[base.digest]
         )
         changed = self.snapshots.routes_changed
-        await BaseService(self.database, changed).register(
+        self.invalidations = Invalidations(self.database, self.announcements, self.engine)
+        await self.invalidations.start()
+        await BaseService(self.database, changed, self._empty_cache_of_base).register(
             name=base.name,
             digest=base.digest,
             folder=str(base.folder),
             template_digest=base_format.digest,
             config=(base.folder / "config.json").read_text(),
         )
-        self.invalidations = Invalidations(self.database, self.announcements, self.engine)
-        await self.invalidations.start()
         self.registry = AdapterRegistry(self.database, blobs, changed)
         self.draft_heads = DraftHeadRegistry(self.database, blobs, self.engine, changed)
         self.aliases = AliasService(self.database, changed)
@@ -295,6 +295,9 @@ class Assembly:
             drafts=self.settings.drafts,
         )
 
+    async def _empty_cache_of_base(self, command: Invalidate) -> None:
+        await self.invalidations.invalidate(command, author="server")
+
     async def _empty_cache(self, owner: CacheOwner, author: str) -> None:
         command = Invalidate(cause="share_revoked", owner=owner)
         await self.invalidations.invalidate(command, author=author)
@@ -310,6 +313,7 @@ class Assembly:
             self.database,
             self.engine,
             HoldPlanner(self.inference),
+            caching=self.settings.prefix_cache,
         )
         self.holds.start()
         stack.push_async_callback(self.holds.stop)

@@ -46,6 +46,7 @@ LOOK_SECONDS = 2.0
 HOLDS_PER_TENANT = 16
 TENANT_SHARE = 8
 """A tenant holds at most one part in so many of an engine's KV tokens."""
+NO_CACHES = "this server runs with prefix-cache set to false: nothing can be held"
 
 
 class HoldingEngine(Protocol):
@@ -86,10 +87,14 @@ class _Wanted:
 class PrefixHolds:
     """Adds, lists and ends holds, and keeps them warm."""
 
-    def __init__(self, database: Database, pool: HoldingPool, planner: Planner) -> None:
+    def __init__(
+        self, database: Database, pool: HoldingPool, planner: Planner, *, caching: bool
+    ) -> None:
+        """caching: the engines have prefix caches; without, what is wanted stays cold."""
         self._database = database
         self._pool = pool
         self._planner = planner
+        self._caching = caching
         self._warming = asyncio.Lock()
         self._looker = Periodic(self.look, LOOK_SECONDS)
 
@@ -106,9 +111,12 @@ class PrefixHolds:
     ) -> HoldView:
         """Record, warm everywhere, and answer.
 
-        Raises InvalidRequest (name, or what is held), Conflict (the name is taken), QuotaExceeded
-        (the tenant's or the engines' room), EngineUnavailable, RoutingError.
+        Raises InvalidRequest (name, or what is held), Conflict (the name is taken, or there are no
+        prefix caches), QuotaExceeded (the tenant's or the engines' room), EngineUnavailable,
+        RoutingError.
         """
+        if not self._caching:
+            raise Conflict(NO_CACHES)
         if not is_name(name):
             raise InvalidRequest(f"{name!r} cannot name a prefix", param="name")
         plan = await self._planner.plan(tenant, 0, held)
@@ -167,6 +175,8 @@ class PrefixHolds:
     async def look(self) -> None:
         """Warm what is wanted and cold, release what is held and not wanted. Raises
         DatabaseUnavailable."""
+        if not self._caching:
+            return
         async with self._warming:
             statement = select(PrefixHoldRow, TenantRow).join(
                 TenantRow, TenantRow.id == PrefixHoldRow.tenant_id
@@ -286,7 +296,8 @@ class PrefixHolds:
         reports: Mapping[int, CacheReport] = {}
         with contextlib.suppress(EngineUnavailable):
             reports = await self._reports()
-        return tuple(_view(row, reports, len(self._pool.engines)) for row in rows)
+        failure = None if self._caching else NO_CACHES
+        return tuple(_view(row, reports, len(self._pool.engines), failure) for row in rows)
 
 
 async def _prefill(engine: HoldingEngine, request: GenerationRequest) -> None:
@@ -303,7 +314,10 @@ async def _prefill(engine: HoldingEngine, request: GenerationRequest) -> None:
         raise EngineUnavailable(str(error), retry_after=error.retry_after) from error
 
 
-def _view(row: PrefixHoldRow, reports: Mapping[int, CacheReport], engines: int) -> HoldView:
+def _view(
+    row: PrefixHoldRow, reports: Mapping[int, CacheReport], engines: int, failure: str | None
+) -> HoldView:
+    """failure: of all prefixes, before the row's own."""
     mine = f"hold-{row.id}-"
     holding = sum(any(h.startswith(mine) for h in report.holds) for report in reports.values())
     return HoldView(
@@ -312,7 +326,7 @@ def _view(row: PrefixHoldRow, reports: Mapping[int, CacheReport], engines: int) 
         tokens=row.tokens,
         engines=holding,
         engines_total=engines,
-        failure=row.failure,
+        failure=failure or row.failure,
         author=row.author,
         created_at=row.created_at,
     )

@@ -10,6 +10,7 @@ import pytest
 from polyloom.platform.coordination.announcements import Announcements
 from polyloom.platform.coordination.live_state import LiveState
 from polyloom.platform.db.engine import Database
+from polyloom.platform.engine.messages import Invalidate
 from polyloom.platform.generation.golden import GoldenPrompt, GoldenResult
 from polyloom.platform.services.adapters import AdapterRegistry
 from polyloom.platform.services.aliases import AliasService
@@ -88,7 +89,8 @@ class Process:
         self.keys = KeyService(
             database, self.announcements, admin_key="the operator's", clock=self.time
         )
-        self.bases = BaseService(database, changed)
+        self.invalidated: list[Invalidate] = []
+        self.bases = BaseService(database, changed, self._invalidate)
         self.registry = AdapterRegistry(database, self.blobs, changed, clock=self.time)
         self.aliases = AliasService(database, changed, clock=self.time)
         self.audit = AuditService(database)
@@ -99,6 +101,9 @@ class Process:
         self.revoked: list[CacheOwner] = []
         self.shares = ShareService(database, self.snapshots, self._revoke, clock=self.time)
         self.keeper = BlobKeeper(database, self.blobs, self.registry, grace=600.0, clock=self.time)
+
+    async def _invalidate(self, command: Invalidate) -> None:
+        self.invalidated.append(command)
 
     async def _revoke(self, owner: CacheOwner, author: str) -> None:
         self.revoked.append(owner)
@@ -135,9 +140,11 @@ class Process:
         revision, _ = await self.upload(tenant, text, adapter, promote=promote)
         return await self.registry.settle(revision.id, PASSED)
 
-    async def register_base(self, name: str = "tiny", digest: str = BASE) -> None:
+    async def register_base(
+        self, name: str = "tiny", digest: str = BASE, template: str = "none"
+    ) -> None:
         await self.bases.register(
-            name=name, digest=digest, folder="/bases/tiny", template_digest="none", config="{}"
+            name=name, digest=digest, folder="/bases/tiny", template_digest=template, config="{}"
         )
 
 
