@@ -4,6 +4,8 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
+from sqlalchemy import text as sql
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from polyloom.platform.coordination.announcements import Announcements
 from polyloom.platform.coordination.live_state import LiveState
@@ -11,6 +13,7 @@ from polyloom.platform.engine.messages import Invalidate
 from polyloom.platform.errors import Conflict, GateFailed, InvalidRequest, NotFound
 from polyloom.platform.generation.golden import Expectation, GoldenPrompt
 from polyloom.platform.services.retirement import Retirement
+from polyloom.platform.services.route_views import RouteView
 from polyloom.platform.services.snapshots import SnapshotService
 from polyloom.platform.services.views import FidelityVerdict, TenantView
 from polyloom.routing.errors import ModelNotFound, RevisionRetired
@@ -212,6 +215,29 @@ async def test_a_retirement_and_a_route_to_it_at_once_never_both_win(process: "P
     led = [route.name for route in await process.routes.list(acme.id)]
     state = (await process.registry.revision(acme.id, "support", 3)).state
     assert (state == "ready") == bool(led)
+
+
+@pytest.mark.parametrize("new_databases", ["postgresql"], indirect=True)  # SQLite: one writer
+async def test_a_route_waits_for_the_retirement_that_looks_at_routes(process: "Process") -> None:
+    """Between a retirement's look at the routes and its end no route can lead there, and a route
+    that was planned before the retirement is looked at again after it."""
+    acme = await acme_with_three(process)
+    targets, puts = to(("support@3", 1)), list[asyncio.Task[RouteView]]()
+
+    async def look(session: AsyncSession) -> None:
+        puts.append(asyncio.create_task(process.routes.put(acme, "chat", targets, author="key:1")))
+        while not puts[0].done() and not await _somebody_waits_for_a_lock(session):
+            await asyncio.sleep(0)
+        assert not puts[0].done()
+
+    await process.registry.retire(acme.id, "support", 3, author="key:1", require=look)
+    with pytest.raises(Conflict, match="retired"):
+        await puts[0]
+    assert await process.routes.list(acme.id) == ()
+
+
+async def _somebody_waits_for_a_lock(session: AsyncSession) -> bool:
+    return bool(await session.scalar(sql("SELECT count(*) FROM pg_locks WHERE NOT granted")))
 
 
 async def test_a_storm_of_changes_keeps_a_true_history_and_one_order(process: "Process") -> None:
