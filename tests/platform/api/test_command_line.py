@@ -71,3 +71,37 @@ def test_the_operator_s_commands(server) -> None:
     assert "insufficient_scope" in user.fails("adapters", "list")
     assert "revoked" in operator("keys", "revoke", slug, str(issued["id"]))
     assert "POLYLOOM_API_KEY" in user.fails("models", "list")
+
+
+def test_prefix_caches_are_explained_reported_held_and_emptied(
+    server, base_name: str, tmp_path: Path
+) -> None:
+    tenant = server.new_tenant()
+    shell, operator = (Shell(server.url, key) for key in (tenant.key, server.admin_key))
+    system = "You answer questions about invoices and payments of our customers, and briefly. "
+    files = []
+    with tenant.http() as client:
+        for minute in (13, 14):
+            text = f"{system}It is 2026-11-29 22:{minute}. {system}"
+            body = {"model": base_name, "prompt": text, "max_tokens": 1}
+            client.post("/v1/completions", json=body).raise_for_status()
+            files.append(tmp_path / f"{minute}.json")
+            files[-1].write_text(json.dumps(body))
+    explained = shell("cache", "explain", *map(str, files))
+    assert "tokens (timestamp)" in explained
+    assert not explained.startswith("0 blocks")
+    report = shell("cache", "report")
+    assert "isolation self-check: ok" in report
+    assert "earlier: '3" in report
+    everybody = operator("cache", "report", "--all")
+    assert tenant.slug in everybody
+    assert "22:1" not in everybody
+    hold = ("prefixes", "hold", "s", "--model", base_name, "--system", system)
+    assert "held in 1 engines" in shell(*hold)
+    assert "a prefix 's' is held already" in shell.fails(*hold)
+    assert base_name in shell("prefixes", "list")
+    assert "released" in shell("prefixes", "release", "s")
+    assert json.loads(shell("prefixes", "list", "--json"))["data"] == []
+    dropped = operator("cache", "invalidate", "--tenant", tenant.slug)
+    assert "blocks freed" in dropped
+    assert not dropped.startswith("invalidated; 0 ")
