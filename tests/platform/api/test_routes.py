@@ -94,6 +94,24 @@ def test_a_canary_s_life(owner) -> None:
     assert code(ask(owner, "chat")) == (404, "model_not_found")
 
 
+def test_what_runs_on_a_route_s_revision_finishes_when_it_is_retired(server, make_adapter) -> None:
+    tenant = server.new_tenant()
+    tenant.push("desk", make_adapter(1), query="wait=true")
+    streamed = SHORT | {"model": "desk", "max_tokens": 400, "stream": True}
+    with tenant.http() as client, tenant.http() as other:
+        client.put("/v1/routes/front", json={"targets": [{"model": "desk@1"}]})
+        with client.stream("POST", "/v1/completions", json=streamed | {"model": "front"}) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            retired = other.delete("/v1/adapters/desk/revisions/1", params={"force": "true"})
+            assert retired.json()["state"] == "retired"
+            refused = other.post("/v1/completions", json=SHORT | {"model": "front"})
+            assert code(refused) == (404, "revision_retired")
+            assert "'front' leads to 'desk@1'" in refused.text
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]" and '"finish_reason":"length"' in rest[-2]
+
+
 def test_a_body_s_user_is_a_session_too(owner) -> None:
     with owner.http() as client:
         targets = [{"model": "support@1"}, {"model": "support@2"}]
