@@ -6,7 +6,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-fast lint bench verify-core verify-router clean
+.PHONY: help setup demo serve test test-fast lint bench verify-core verify-kernels verify-router clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -42,6 +42,9 @@ bench: $(STAMP) ## throughput of mixed adapters against PEFT's own mixed batch
 
 verify-core: $(STAMP) ## measure every quality bar of the serving core (docs/verification.md)
 	$(BIN)/python -m benchmarks.verify_core
+
+verify-kernels: $(STAMP) ## measure every quality bar of the CUDA kernels, without a GPU (docs/verification.md)
+	$(BIN)/python -m benchmarks.verify_kernels
 
 verify-router: $(STAMP) ## measure every quality bar of routes, prefix caches and fairness
 	$(BIN)/python -m benchmarks.verify_router

@@ -77,7 +77,15 @@ class AttentionCase:
         )
 
     def plan(self) -> AttentionPlan:
-        return plan_attention(self.batch, torch.device("cpu"))
+        return plan_attention(self.batch, self.q.device)
+
+    def move(self, device: torch.device) -> None:
+        """Everything that `run` reads goes to `device`; `expected` is to be asked before."""
+        for name in ("q", "k", "v", "keys", "values"):
+            setattr(self, name, getattr(self, name).to(device))
+        for name in ("scales", "rotation"):
+            pair = getattr(self, name)
+            setattr(self, name, pair and tuple(part.to(device) for part in pair))
 
     def run(
         self,
