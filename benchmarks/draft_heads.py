@@ -147,6 +147,10 @@ class Bench:
         )
 
 
+def _with_heads() -> list[str]:
+    return [task for task in TASKS if (EXAMPLES / "draft_heads" / task).is_dir()]
+
+
 def _set(mode: str) -> str:
     return "head" if mode.endswith("head") else mode
 
@@ -201,7 +205,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Measure draft heads on the example adapters.")
     parser.add_argument("--base", default=SHARED, help="a known name, a folder or a hub id")
     parser.add_argument("--data-dir", type=Path, default=Path.home() / ".local/share/polyloom")
-    parser.add_argument("--task", choices=list(TASKS), action="append", help="default: all")
+    parser.add_argument(
+        "--task", choices=list(TASKS), action="append", help="default: all with a head"
+    )
     parser.add_argument("--prompts", type=int, default=12, help="of each adapter")
     parser.add_argument("--drafts", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
@@ -212,7 +218,7 @@ def main() -> int:
     results = {}
     print("| adapter | drafts by | tokens a step | tokens/s | equal texts |")
     print("| --- | --- | ---: | ---: | ---: |")
-    for task in arguments.task or TASKS:
+    for task in arguments.task or _with_heads():
         results[task] = bench.adapter(task)
         for mode, tally in results[task].items():
             print(
