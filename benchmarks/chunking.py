@@ -120,6 +120,7 @@ def engines(base: Path) -> Iterator[dict[str, Engine]]:
                 base_name=str(base),
                 base_digest=BASE_DIGEST,
                 address="ipc:///unused",
+                drafters=(),  # batching alone is measured
                 kv_memory=256 << 20,
                 adapter_memory=16 << 20,
                 threads=torch.get_num_threads(),

@@ -80,6 +80,7 @@ def make_engine(base: Path) -> Engine:
         base_name=str(base),
         base_digest=BASE_DIGEST,
         address="ipc:///unused",
+        drafters=(),  # batching alone is measured
         kv_memory=512 << 20,
         adapter_memory=256 << 20,
         threads=torch.get_num_threads(),

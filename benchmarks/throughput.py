@@ -97,6 +97,7 @@ async def running_engine(base: Path) -> AsyncIterator[EngineClient]:
             base_name=str(base),
             base_digest=BASE_DIGEST,
             address=f"ipc://{folder}/engine.sock",
+            drafters=(),  # batching alone is measured
             kv_memory=1 << 30,
             adapter_memory=512 << 20,
             threads=torch.get_num_threads(),
