@@ -11,6 +11,7 @@ from polyloom.platform.generation.prompts import PromptFormats, shipped_template
 from polyloom.platform.generation.template_workers import TemplateWorkers
 from polyloom.platform.generation.tokenizers import TokenizerCache
 from polyloom.routing.combination import Combination
+from polyloom.routing.request import CacheOwner
 from polyloom.routing.resolver import Resolution
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -34,6 +35,7 @@ def resolution(tokenizer: Path, template: Path) -> Resolution:
         route_version=1,
         tokenizer_folder=str(tokenizer),
         template_folder=str(template),
+        owner=CacheOwner("tenant", "acme"),
     )
 
 
