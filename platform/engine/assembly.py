@@ -29,6 +29,7 @@ from polyloom.kvcache.manager import KVCacheManager
 from polyloom.kvcache.prefix_cache import PrefixCache
 from polyloom.kvcache.storage import KVStorage
 from polyloom.platform.engine.admission import Admission
+from polyloom.platform.engine.device_sampling import DeviceSampler
 from polyloom.platform.engine.draft_heads.heads import DraftHeads
 from polyloom.platform.engine.errors import EngineStartError
 from polyloom.platform.engine.graphs import CudaRecorder, DecodeGraphs
@@ -153,6 +154,7 @@ def build_engine(settings: EngineSettings, make_speculator: MakeSpeculator = Spe
             device,
             keeps_hidden=speculator.needs_hidden,
             graphs=graphs,
+            sampler=DeviceSampler(capabilities) if implementation == "cuda" else None,
         ),
         blocks,
         EnginePrefixCache(prefix_cache, settings.dtype, capabilities),

@@ -13,6 +13,7 @@ from polyloom.adapters.segments import LoraBatch
 from polyloom.kvcache.attention import PagedAttention
 from polyloom.kvcache.batch import AttentionBatch
 from polyloom.kvcache.manager import KVCacheManager
+from polyloom.platform.engine.device_sampling import DeviceSampler
 from polyloom.platform.engine.errors import SamplingError
 from polyloom.platform.engine.graphs import DecodeGraphs
 from polyloom.platform.engine.messages import TokenLogprob
@@ -57,8 +58,10 @@ class ModelRunner:
         *,
         keeps_hidden: bool,
         graphs: DecodeGraphs | None = None,
+        sampler: DeviceSampler | None = None,
     ) -> None:
-        """keeps_hidden: results have `hidden`.  graphs: steps that fit one go through it."""
+        """keeps_hidden: results have `hidden`.  graphs: steps that fit one go through it.  sampler:
+        chooses tokens where the logits are, if it can; None: all logits come to the host."""
         self._decoder = decoder
         self._attention = attention
         self._lora_layers = lora_layers
@@ -69,6 +72,7 @@ class ModelRunner:
         self._device = device
         self._keeps_hidden = keeps_hidden
         self._graphs = graphs
+        self._sampler = sampler
 
     def run(self, plan: StepPlan) -> list[RowResult]:
         """One forward over the plan's tokens; a result for each scheduled sequence, in order."""
@@ -95,17 +99,43 @@ class ModelRunner:
         logits = self._decoder.logits(
             hidden, self._lora_batch(plan.scheduled, counts), self._lora_layers
         )
-        host = logits.float().cpu().numpy()
         results, first = [], 0
-        for item, count in zip(plan.scheduled, counts, strict=True):
-            matcher = self._grammars.matcher(item.sequence.sequence_id)
-            result = _read(item, host[first : first + count], matcher)
+        read = self._read_all(plan.scheduled, counts, logits)
+        for item, count, result in zip(plan.scheduled, counts, read, strict=True):
             if self._keeps_hidden and result.sampled:
                 last = first + count - 1 - len(item.draft) + len(result.sampled) - 1
                 result = replace(result, hidden=hidden[last])
             results.append(result)
             first += count
         return results
+
+    def _read_all(
+        self, items: Seq[ScheduledSequence], counts: Seq[int], logits: torch.Tensor
+    ) -> list[RowResult]:
+        """What is read from each sequence's `counts` rows: on the device where that will do."""
+        matchers = [self._grammars.matcher(item.sequence.sequence_id) for item in items]
+        parts = torch.split_with_sizes(logits, list(counts))
+        sampler = self._sampler
+        on_device = [
+            index
+            for index, item in enumerate(items)
+            if sampler and sampler.takes(item, constrained=matchers[index] is not None)
+        ]
+        sampled: dict[int, RowResult] = {}
+        if sampler and on_device:
+            chosen = sampler.sample(
+                torch.cat([parts[index] for index in on_device]), [items[i] for i in on_device]
+            )
+            for index, verified in zip(on_device, chosen, strict=True):
+                sampled[index] = RowResult(verified.tokens, error=verified.error)
+        if len(on_device) < len(items):
+            rest = [index for index in range(len(items)) if index not in sampled]
+            host = torch.cat([parts[index] for index in rest]).float().cpu().numpy()
+            ends = np.cumsum([counts[index] for index in rest])
+            for index, end in zip(rest, ends, strict=True):
+                rows = host[end - counts[index] : end]
+                sampled[index] = _read(items[index], rows, matchers[index])
+        return [sampled[index] for index in range(len(items))]
 
     def _attention_batch(self, plan: StepPlan) -> AttentionBatch:
         items = plan.scheduled

@@ -60,7 +60,7 @@ def load_draft_model(
             f"kv_memory of {settings.kv_memory} bytes leaves the draft model none"
         )
     cache = replace(shape, num_blocks=num_blocks)
-    decoder = Decoder(config, FusedWeights(folder, config, dtype), ops, dtype)
+    decoder = Decoder(config, FusedWeights(folder, config, dtype, device), ops, dtype)
     attention = make_attention(cache, KVStorage(cache), config.num_heads)
     blocks = KVCacheManager(BlockPool(num_blocks), cache.block_size)
     return DraftModel(decoder, attention, blocks, cache.block_size, device)
