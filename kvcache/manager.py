@@ -1,6 +1,6 @@
 """Which blocks hold each sequence's context."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from polyloom.kvcache.block_pool import BlockPool
 from polyloom.kvcache.errors import (
@@ -63,6 +63,16 @@ class KVCacheManager:
                 raise
         # The block to copy from may be the one that is missing.
         return self._adopt(cache, sequence_id, len(tokens), Match(match.chain), reusable)
+
+    def awaits(
+        self, sequence_id: str, tokens: Sequence[int], reusable: int, running: Iterable[str]
+    ) -> bool:
+        """Whether a sequence without blocks would find much more of its first `reusable` tokens if
+        it were admitted after a step of the `running` ones, which have not run their prompts."""
+        cache = self._prefix_cache
+        if cache is None or sequence_id not in cache:
+            return False
+        return cache.awaits(sequence_id, tokens, reusable, running)
 
     def reserve(self, sequence_id: str, num_tokens: int) -> None:
         """Make room for the sequence's first `num_tokens` tokens, those it has already included.

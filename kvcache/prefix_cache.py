@@ -5,7 +5,7 @@ looks up its tokens when it gets its blocks, and it offers each block that its c
 fill. Two sequences that compute the same block at once end up with the first one's.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from polyloom.kvcache.block_pool import BlockPool
@@ -14,6 +14,9 @@ from polyloom.kvcache.namespace import Namespace, block_hashes
 from polyloom.kvcache.prefix_counters import InvalidationCause, PrefillCost, Reuse
 from polyloom.kvcache.prefix_index import CachedBlock, Epoch, PrefixIndex
 from polyloom.kvcache.prompt_memory import PromptMemory
+
+AWAITED_TOKENS = 64
+"""Running fewer tokens a second time costs less than a wait of one step."""
 
 
 @dataclass(slots=True)
@@ -140,6 +143,25 @@ class PrefixCache:
         rest = tokens[done : min(reusable, done + self.block_size)]
         partial = self.index.find_partial(chain[-1] if chain else sharing.epoch, rest)
         return Match(chain, *partial) if partial else Match(chain)
+
+    def awaits(
+        self, sequence_id: str, tokens: Sequence[int], reusable: int, running: Iterable[str]
+    ) -> bool:
+        """Whether one of the `running` sequences is to compute `AWAITED_TOKENS` or more of the first
+        `reusable` tokens next, so that this one would find them later."""
+        mine, awaited = self._open[sequence_id], -(-AWAITED_TOKENS // self.block_size)
+        if not mine.epoch.alive:
+            return False
+        self._extend_hashes(mine, tokens, len(tokens))
+        whole = reusable // self.block_size
+        for other in running:
+            theirs = self._open.get(other)
+            if theirs is None or theirs.epoch is not mine.epoch:
+                continue
+            last = theirs.shared + awaited - 1  # its hash stands for all tokens before it, too
+            if last < min(whole, len(theirs.hashes)) and theirs.hashes[last] == mine.hashes[last]:
+                return True
+        return False
 
     def reuse(self, sequence_id: str, match: Match, table: Sequence[int], reusable: int) -> None:
         """The sequence has its table, which begins with the match's blocks; both they and the

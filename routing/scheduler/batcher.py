@@ -17,6 +17,7 @@ it give theirs back as soon as that suffices: it waits only for sequences older 
 """
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator
 from itertools import chain, islice
 
@@ -225,9 +226,11 @@ class Batcher:
         """Chunks of prompts in fair order, admitting while budget, room and blocks last.
 
         A tenant whose next one cannot be admitted is passed over, and one whose adapter is not
-        there yet. Adapters of those that are due next are loaded ahead.
+        there yet, or whose prompt a running one has begun to compute. Adapters of those that are due
+        next are loaded ahead.
         """
         failed: list[FailedSequence] = []
+        awaiting = Counter[str]()
         passed_over: set[str] = set()
         seen: set[str] = set()
         self._pins.begin(self._waiting, now)
@@ -251,6 +254,10 @@ class Batcher:
                 or sequence.tenant in passed_over
             ):
                 continue
+            elif self._awaits(sequence):
+                awaiting[sequence.tenant] += 1
+                if awaiting[sequence.tenant] >= self.config.max_running:
+                    passed_over.add(sequence.tenant)
             elif self._admit(sequence, now):
                 self._draft.add_chunk(sequence)
             else:
@@ -262,6 +269,15 @@ class Batcher:
         """Those that went without blocks for longer than their patience, the oldest first."""
         starved = [s for s in self._waiting if self._out_of_patience(s, now)]
         return sorted(starved, key=lambda sequence: sequence.arrival)
+
+    def _awaits(self, sequence: Sequence) -> bool:
+        """Whether running sequences are about to compute what it could then share."""
+        if sequence.sequence_id in self._blocks:  # it was paused
+            return False
+        computing = (other.sequence_id for other in self._running if not other.decoding)
+        return self._blocks.awaits(
+            sequence.sequence_id, sequence.tokens, sequence.reusable, computing
+        )
 
     def _admit(self, sequence: Sequence, now: float) -> bool:
         """Let a waiting sequence run, in the place of others where its tenant's share says so."""

@@ -1,6 +1,6 @@
 """What the batcher needs of the cache and of the adapters' residency."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from polyloom.adapters.errors import AdapterError
@@ -32,6 +32,13 @@ class SequenceBlocks(Protocol):
         Raises:
             OutOfBlocksError: the free blocks do not suffice; nothing was taken.
         """
+        ...
+
+    def awaits(
+        self, sequence_id: str, tokens: Sequence[int], reusable: int, running: Iterable[str]
+    ) -> bool:
+        """Whether a sequence without blocks would have much less to compute after the next step of
+        the `running` ones, which compute the beginning of its own prompt."""
         ...
 
     def commit(self, sequence_id: str, tokens: Sequence[int], num_tokens: int) -> None:

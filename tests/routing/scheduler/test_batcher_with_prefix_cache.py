@@ -1,11 +1,13 @@
 """The batcher over blocks that sequences share: every token is run on its own true context, no
 sequence starves behind blocks that others keep, and a cached prefix costs no step's budget."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from polyloom.kvcache import prefix_cache
 from polyloom.kvcache.block_pool import BlockPool
 from polyloom.kvcache.manager import KVCacheManager
 from polyloom.kvcache.namespace import Namespace
@@ -16,6 +18,14 @@ from polyloom.routing.scheduler.config import SchedulerConfig
 from polyloom.routing.scheduler.sequence import Sequence
 
 SIZE, MAX_MODEL_LEN = 4, 40
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_waits() -> Iterator[None]:
+    """One block in common is worth a wait here: prompts are short."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prefix_cache, "AWAITED_TOKENS", SIZE)
+        yield
 
 
 class SharingBench:
@@ -126,3 +136,46 @@ def test_what_is_cached_takes_no_budget_and_no_second_run(request_maker, fake_ad
             bench.step()
         bench.ran, ran = 0, bench.ran
         assert ran == {"first": 26, "second": 2}[name]
+
+
+def names(plan: StepPlan) -> list[str]:
+    return sorted(item.sequence.sequence_id for item in plan.scheduled)
+
+
+def test_of_several_with_one_prompt_the_first_computes_it(request_maker, fake_adapters) -> None:
+    bench = SharingBench(fake_adapters(), num_blocks=64, token_budget=64, max_running=8)
+    for number in range(6):
+        bench.add(request_maker(f"s{number}", prompt=33, max_tokens=1, tenant="one"), "one")
+    bench.add(request_maker("other", prompt=9, max_tokens=1, tenant="two"), "two")
+    assert names(bench.step()) == ["other", "s0"]
+    assert names(bench.step()) == ["s1", "s2", "s3", "s4", "s5"]
+    assert bench.ran == 9 + 33 + 5
+    assert bench.batcher.sequence_ids == ()
+
+
+def test_nobody_waits_for_a_prompt_that_nobody_computes_any_more(
+    request_maker, fake_adapters
+) -> None:
+    bench = SharingBench(fake_adapters(), num_blocks=64, token_budget=10, max_running=8)
+    for name in ("first", "second"):
+        bench.add(request_maker(name, prompt=33, max_tokens=1, tenant="one"), "one")
+    bench.step()
+    assert names(bench.step()) == ["first"]
+    first = bench.batcher.get("first")
+    assert first is not None
+    bench.end(first)
+    assert names(bench.step()) == ["second"]
+    while bench.batcher.sequence_ids:
+        bench.step()
+    assert bench.ran == 20 + 33 - 20
+
+
+def test_nobody_waits_for_what_an_invalidation_has_cut_off(request_maker, fake_adapters) -> None:
+    bench = SharingBench(fake_adapters(), num_blocks=64, token_budget=10, max_running=8)
+    bench.add(request_maker("before", prompt=33, max_tokens=1, tenant="one"), "one")
+    bench.step()
+    bench.cache.invalidate(lambda namespace: True, "operator")
+    bench.add(request_maker("after", prompt=33, max_tokens=1, tenant="one"), "one")
+    while bench.batcher.get("before") is not None:
+        names_now = names(bench.step())
+    assert names_now == ["after", "before"]
