@@ -126,8 +126,8 @@ async def test_five_hundred_idle_streams_end_without_a_trace(tiny_llama_folder: 
         announcements=Announcements(live, "test"),
         deadline=600,
     )
-    assembly = SimpleNamespace(**dict.fromkeys(PROVIDED), base=base)
-    assembly.inference, assembly.keys = inference, ledger
+    assembly = SimpleNamespace(**dict.fromkeys(PROVIDED))
+    assembly.base, assembly.inference, assembly.keys = base, inference, ledger
     app: Any = build_app(assembly)  # type: ignore[arg-type]
     before = len(asyncio.all_tasks())
     clients = [Client() for _ in range(STREAMS)]
