@@ -39,9 +39,7 @@ async def resolve_target(
         salt=plan_salt(options),
     )
     request.state.request_id = target.request_id
-    return replace(
-        target, drafts=plan_drafts(options, target.drafts), domain=plan_domain(options)
-    )
+    return replace(target, drafts=plan_drafts(options, target.drafts), domain=plan_domain(options))
 
 
 def answer_headers(call: InferenceCall) -> dict[str, str]:

@@ -13,7 +13,11 @@ FIRST_TOKEN_BUCKETS = [
 PER_TOKEN_BUCKETS = [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5]
 TOKEN_BUCKETS = [4.0**power for power in range(14)]
 
-_OPERATIONS = {"chat.completions": "chat", "completions": "text_completion", "gate": "text_completion"}
+_OPERATIONS = {
+    "chat.completions": "chat",
+    "completions": "text_completion",
+    "gate": "text_completion",
+}
 
 Attributes = dict[str, AttributeValue]
 

@@ -64,7 +64,9 @@ def test_adapters_see_every_fused_linear_once(
     torch.testing.assert_close(shifted, plain + 1.0)
 
 
-@pytest.mark.parametrize("group", [ModuleGroup.QKV, ModuleGroup.OUT, ModuleGroup.GATE_UP, ModuleGroup.DOWN])
+@pytest.mark.parametrize(
+    "group", [ModuleGroup.QKV, ModuleGroup.OUT, ModuleGroup.GATE_UP, ModuleGroup.DOWN]
+)
 def test_what_adapters_add_reaches_the_logits(
     group: ModuleGroup, tiny_llama_folder: Path, paged_run: Callable[..., object]
 ) -> None:
