@@ -72,6 +72,17 @@ def test_a_repeated_prompt_runs_only_what_no_block_holds(
         assert_same([first, again], run(cold, [request_factory(prompt, logprobs=0)]) * 2)
 
 
+def test_of_prompts_that_come_at_once_the_common_part_runs_once(
+    engine_factory, cold, request_factory, run
+):
+    engine, prompt = engine_factory(token_budget=128), words(100)
+    prompts = [prompt, prompt, (*prompt[:90], *words(5, 1))]
+    answers = run(engine, [request_factory(p, cache=scope(), logprobs=0) for p in prompts])
+    assert [a.end.cached_tokens for a in answers] == [0, 99 // BLOCK * BLOCK, 90]
+    assert engine.counters.prompt_tokens == sum(map(len, prompts)) - 96 - 90
+    assert_same(answers, run(cold, [request_factory(p, logprobs=0) for p in prompts]))
+
+
 @pytest.mark.parametrize("implementation", ["reference", "auto"])
 def test_the_start_of_a_block_is_copied(engine_factory, cold, request_factory, run, implementation):
     engine, prompt = engine_factory(implementation=implementation), words(70)
