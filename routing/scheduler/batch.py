@@ -71,7 +71,7 @@ def adapter_order(item: ScheduledSequence) -> str:
     return item.sequence.adapter_digest or ""
 
 
-class StepDraft:
+class PlanBuilder:
     """The step being planned: its items by sequence, and the prompt tokens it may still take."""
 
     def __init__(self) -> None:

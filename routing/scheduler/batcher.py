@@ -26,7 +26,7 @@ from polyloom.kvcache.errors import OutOfBlocksError
 from polyloom.routing.request import GenerationRequest
 from polyloom.routing.scheduler.batch import (
     FailedSequence,
-    StepDraft,
+    PlanBuilder,
     StepPlan,
     adapter_order,
 )
@@ -68,7 +68,8 @@ class Batcher:
         self._pins = WaitingPins(config, adapters)
         self._running: list[Sequence] = []
         self._paused: dict[str, Sequence] = {}  # waiting, with blocks
-        self._draft = StepDraft()
+        self._builder = PlanBuilder()
+        self._without_blocks: dict[str, Sequence] = {}  # waiting, and refused blocks
         self._deadlines: list[tuple[float, str]] = []
 
     @property
@@ -118,6 +119,7 @@ class Batcher:
         if sequence.sequence_id in self._blocks:
             self._blocks.free(sequence.sequence_id)
         self._paused.pop(sequence.sequence_id, None)
+        self._without_blocks.pop(sequence.sequence_id, None)
         self._pins.release(sequence)
         sequence.status = SequenceStatus.FINISHED
         self._sequences.pop(sequence.sequence_id, None)
@@ -134,20 +136,21 @@ class Batcher:
 
     def plan(self, now: float) -> StepPlan:
         """Choose the next step's tokens; their blocks are reserved on return."""
-        self._draft = draft = StepDraft()
+        self._builder = builder = PlanBuilder()
         running_before = len(self._running)
         self._decodes()
         failed: list[FailedSequence] = []
         prefilling = [sequence for sequence in self._running if not sequence.decoding]
-        draft.budget = self.chunks.prefill_tokens(
-            draft.items.values(), prefilling[0].computed if prefilling else 0
-        )
+        if prefilling or len(self._waiting):
+            builder.budget = self.chunks.prefill_tokens(
+                builder.items.values(), prefilling[0].computed if prefilling else 0
+            )
         if len(self._running) == running_before:  # else newcomers would take the blocks just freed
             failed = self._prefills(prefilling, now)
         for sequence in prefilling:
             if sequence.status is SequenceStatus.RUNNING:
-                draft.add_chunk(sequence)
-        items = sorted(draft.items.values(), key=adapter_order)
+                builder.add_chunk(sequence)
+        items = sorted(builder.items.values(), key=adapter_order)
         return StepPlan(tuple(items), tuple(failed))
 
     def commit(self, plan: StepPlan) -> None:
@@ -179,7 +182,7 @@ class Batcher:
         for sequence in tuple(self._running):
             runs = sequence.status is SequenceStatus.RUNNING  # still
             if runs and sequence.decoding and self._grow(sequence):
-                self._draft.add_decode(sequence)
+                self._builder.add_decode(sequence)
 
     def _grow(self, sequence: Sequence) -> bool:
         """Blocks for all tokens of a running sequence; False if it was preempted itself."""
@@ -214,7 +217,7 @@ class Batcher:
         self.pauses_total += 1
 
     def _stop(self, sequence: Sequence) -> None:
-        self._draft.drop(sequence)
+        self._builder.drop(sequence)
         self._running.remove(sequence)
         sequence.status = SequenceStatus.WAITING
         self._waiting.put_back(sequence)
@@ -233,14 +236,14 @@ class Batcher:
         awaiting = Counter[str]()
         passed_over: set[str] = set()
         seen: set[str] = set()
-        self._pins.begin(self._waiting, now)
+        self._pins.begin(now)
         for sequence in chain(self._starved(now), self._waiting.candidates(prefilling)):
             if sequence.sequence_id in seen:
                 continue
             if sequence.status is SequenceStatus.RUNNING:
-                self._draft.add_chunk(sequence)
+                self._builder.add_chunk(sequence)
                 continue
-            full = self._draft.budget == 0 or self._waiting.tenants <= passed_over
+            full = self._builder.budget == 0 or self._waiting.tenants <= passed_over
             if full and len(seen) >= self.config.max_running:
                 break
             seen.add(sequence.sequence_id)
@@ -259,7 +262,7 @@ class Batcher:
                 if awaiting[sequence.tenant] >= self.config.max_running:
                     passed_over.add(sequence.tenant)
             elif self._admit(sequence, now):
-                self._draft.add_chunk(sequence)
+                self._builder.add_chunk(sequence)
             else:
                 passed_over.add(sequence.tenant)
         self._pins.end(self._waiting)
@@ -267,7 +270,7 @@ class Batcher:
 
     def _starved(self, now: float) -> list[Sequence]:
         """Those that went without blocks for longer than their patience, the oldest first."""
-        starved = [s for s in self._waiting if self._out_of_patience(s, now)]
+        starved = [s for s in self._without_blocks.values() if self._out_of_patience(s, now)]
         return sorted(starved, key=lambda sequence: sequence.arrival)
 
     def _awaits(self, sequence: Sequence) -> bool:
@@ -308,6 +311,7 @@ class Batcher:
             return True
         if sequence.no_blocks_since is None:
             sequence.no_blocks_since = now
+            self._without_blocks[sequence.sequence_id] = sequence
         paused = [other for other in self._paused_youngest_first() if other is not sequence]
         over_share = islice(self._over_share(sequence), MOST_AT_ONCE)
         victims = self._enough(sequence, chain(paused, over_share))
@@ -332,6 +336,7 @@ class Batcher:
                 found = False
         if found:
             sequence.no_blocks_since = None
+            self._without_blocks.pop(sequence.sequence_id, None)
         return found
 
     def _over_share(self, sequence: Sequence) -> Iterator[Sequence]:

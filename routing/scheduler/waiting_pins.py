@@ -26,14 +26,15 @@ class WaitingPins:
         self._adapters = adapters
         self._now = 0.0
         self._seen: set[str] = set()
+        self._without_room: dict[str, Sequence] = {}
         self._youngest_allowed = math.inf
 
-    def begin(self, waiting: Iterable[Sequence], now: float) -> None:
+    def begin(self, now: float) -> None:
         """A step begins at `now`."""
         self._now = now
         self._seen.clear()
         self._youngest_allowed = min(
-            (sequence.arrival for sequence in waiting if self._out_of_patience(sequence)),
+            (s.arrival for s in self._without_room.values() if self._out_of_patience(s)),
             default=math.inf,
         )
 
@@ -68,6 +69,7 @@ class WaitingPins:
 
     def release(self, sequence: Sequence) -> None:
         """Return the sequence's pin, if it has one."""
+        self._without_room.pop(sequence.sequence_id, None)
         digest = sequence.adapter_digest
         if sequence.pinned and digest is not None:
             self._adapters.unpin(digest)
@@ -79,8 +81,10 @@ class WaitingPins:
         if state is ResidencyState.NO_ROOM:
             if sequence.no_room_since is None:
                 sequence.no_room_since = self._now
+                self._without_room[sequence.sequence_id] = sequence
         else:
             sequence.no_room_since = None
+            self._without_room.pop(sequence.sequence_id, None)
         if state is ResidencyState.RESIDENT:
             if sequence.status is SequenceStatus.LOADING:
                 sequence.adapter_load = self._now - (sequence.load_started or self._now)

@@ -3,6 +3,7 @@
 Attention and LoRA are not here: they belong to the cache and to the adapters.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +12,8 @@ import torch.nn.functional as F
 
 from polyloom.kvcache.kernels.dispatch import Capabilities
 from polyloom.platform.engine.kernels import reference
+
+TorchOp = Callable[..., torch.Tensor]
 
 OP_NAMES = ("linear", "embedding", "rms_norm", "add_rms_norm", "silu_mul", "gelu_tanh_mul", "rope")
 
@@ -78,11 +81,29 @@ class EngineOps(Protocol):
         ...
 
 
-class ReferenceOps:
-    """`EngineOps` in plain torch."""
+def as_written(op: TorchOp) -> TorchOp:
+    """An elementwise function that is not compiled."""
+    return op
 
-    def __init__(self, capabilities: Capabilities) -> None:
-        self._ledgers = {name: capabilities.register(name, "reference") for name in OP_NAMES}
+
+class ReferenceOps:
+    """`EngineOps` in plain torch.
+
+    implementation: the name that the capabilities show.  compiled: what is done to the elementwise
+    functions before they are used.
+    """
+
+    def __init__(
+        self,
+        capabilities: Capabilities,
+        implementation: str = "reference",
+        compiled: Callable[[TorchOp], TorchOp] = as_written,
+    ) -> None:
+        self._ledgers = {name: capabilities.register(name, implementation) for name in OP_NAMES}
+        self._rms_norm = compiled(reference.rms_norm)
+        self._add_rms_norm = compiled(_add_rms_norm)
+        self._silu_mul = compiled(reference.silu_mul)
+        self._gelu_tanh_mul = compiled(reference.gelu_tanh_mul)
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
         return PackedLinear(weight, weight.shape[0], weight.shape[1], bias)
@@ -99,7 +120,7 @@ class ReferenceOps:
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: bool = False
     ) -> torch.Tensor:
         self._ledgers["rms_norm"].engaged += 1
-        return reference.rms_norm(x, weight, eps, plus_one=plus_one)
+        return self._rms_norm(x, weight, eps, plus_one=plus_one)
 
     def add_rms_norm(
         self,
@@ -111,17 +132,23 @@ class ReferenceOps:
         plus_one: bool = False,
     ) -> torch.Tensor:
         self._ledgers["add_rms_norm"].engaged += 1
-        return reference.rms_norm(residual.add_(x), weight, eps, plus_one=plus_one)
+        return self._add_rms_norm(x, residual, weight, eps, plus_one=plus_one)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         self._ledgers["silu_mul"].engaged += 1
-        return reference.silu_mul(gate_up)
+        return self._silu_mul(gate_up)
 
     def gelu_tanh_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         self._ledgers["gelu_tanh_mul"].engaged += 1
-        return reference.gelu_tanh_mul(gate_up)
+        return self._gelu_tanh_mul(gate_up)
 
     def rope_(self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
         self._ledgers["rope"].engaged += 1
         reference.rope_(q, cos, sin)
         reference.rope_(k, cos, sin)
+
+
+def _add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: bool
+) -> torch.Tensor:
+    return reference.rms_norm(residual.add_(x), weight, eps, plus_one=plus_one)
