@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import statistics
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,8 @@ from examples.local_server import LocalServer
 OVERHEAD_REQUESTS = 60
 IDLE_STREAMS = 500
 WINDOW_SECONDS = 6.0
-WINDOWS = 4
+IDLE_WINDOW_SECONDS = 15.0  # a whole round of keep-alives
+WINDOWS = 3
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,16 @@ def body(model: str, tokens: int, **more: Any) -> dict[str, Any]:
     return base | {"stream": True, "temperature": 0} | more
 
 
-async def events(client: httpx.AsyncClient, body: Mapping[str, Any]) -> AsyncIterator[str]:
-    """The data lines of a streamed completion, as they come. Raises on an HTTP error."""
+async def events(
+    client: httpx.AsyncClient, body: Mapping[str, Any], opened: Callable[[], None] = lambda: None
+) -> AsyncIterator[str]:
+    """The data lines of a streamed completion, as they come. Raises on an HTTP error.
+
+    opened: called when the status line is there.
+    """
     async with client.stream("POST", "/v1/completions", json=body) as answer:
         answer.raise_for_status()
+        opened()
         async for line in answer.aiter_lines():
             if line.startswith("data: "):
                 yield line.removeprefix("data: ")
@@ -106,10 +113,10 @@ async def _status(server: LocalServer) -> dict[str, Any]:
         return status
 
 
-async def _step_seconds(server: LocalServer) -> float:
-    """Mean time of a step over a window."""
+async def _step_seconds(server: LocalServer, window: float) -> float:
+    """Mean time of a step over `window` seconds."""
     before = await _status(server)
-    await asyncio.sleep(WINDOW_SECONDS)
+    await asyncio.sleep(window)
     after = await _status(server)
     spent = after["step_seconds_total"] - before["step_seconds_total"]
     return float(spent / (after["steps"] - before["steps"]))
@@ -124,23 +131,35 @@ async def idle_streams(server: LocalServer, client: httpx.AsyncClient, model: st
     busy = [asyncio.create_task(_read_all(client, body(model, 8000))) for _ in range(2)]
     while (await _status(server))["running"] < 2:
         await asyncio.sleep(0.1)
-    without, with_them, left = [await _step_seconds(server)], [], 0
+    without, with_them, left = [await _step_seconds(server, WINDOW_SECONDS)], [], 0
     for _ in range(WINDOWS):
-        idle = [asyncio.create_task(_read_all(client, body(model, 8))) for _ in range(IDLE_STREAMS)]
-        while (await _status(server))["waiting"] < IDLE_STREAMS:
-            await asyncio.sleep(0.1)
-        with_them.append(await _step_seconds(server))
+        idle = await _open_idle(client, model)
+        with_them.append(await _step_seconds(server, IDLE_WINDOW_SECONDS))
+        if any(task.done() for task in (*busy, *idle)):
+            raise RuntimeError("a stream ended before all windows were measured")
         for task in idle:
             task.cancel()
         await asyncio.gather(*idle, return_exceptions=True)
         left = await _left_waiting(server)
-        without.append(await _step_seconds(server))
+        without.append(await _step_seconds(server, WINDOW_SECONDS))
     for task in busy:
         task.cancel()
     await asyncio.gather(*busy, return_exceptions=True)
     between = [(before + after) / 2 for before, after in itertools.pairwise(without)]
     ratios = [found / beside for found, beside in zip(with_them, between, strict=True)]
     return IdleStreams(statistics.median(ratios), left)
+
+
+async def _open_idle(client: httpx.AsyncClient, model: str) -> list[asyncio.Task[list[str]]]:
+    """Streams that wait in the engine's queue; each has its status line on return."""
+    opened = asyncio.Semaphore(0)
+    streams = [
+        asyncio.create_task(_read_all(client, body(model, 8), opened.release))
+        for _ in range(IDLE_STREAMS)
+    ]
+    for _ in streams:
+        await opened.acquire()
+    return streams
 
 
 async def _left_waiting(server: LocalServer) -> int:
@@ -151,8 +170,10 @@ async def _left_waiting(server: LocalServer) -> int:
     return int(left)
 
 
-async def _read_all(client: httpx.AsyncClient, body: Mapping[str, Any]) -> list[str]:
-    async with aclosing(events(client, body)) as lines:  # type: ignore[type-var]
+async def _read_all(
+    client: httpx.AsyncClient, body: Mapping[str, Any], opened: Callable[[], None] = lambda: None
+) -> list[str]:
+    async with aclosing(events(client, body, opened)) as lines:  # type: ignore[type-var]
         return [line async for line in lines]
 
 
