@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from polyloom.routing.drafts import MAX_DRAFT_TOKENS, DraftPolicy
+
 GIB = 1 << 30
 ENV_PREFIX = "POLYLOOM_"
 CLIENT_VARIABLES = frozenset({"POLYLOOM_URL", "POLYLOOM_API_KEY"})
@@ -40,8 +42,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     engines: processes that each hold the base; memory, queue and running limits are of each.
     prefix_cache: reuse the KV of prompts that begin alike, within one namespace.
     draft_model: a smaller model of the same tokenizer that drafts for the base; a folder.
-    drafts: how tokens are drafted for requests that do not say: never, whatever makes the request
-    fastest, or whatever makes the engine fastest as a whole. No text depends on it.
+    drafts: how tokens are drafted where neither a request nor its route says. No text depends on it.
     admin_key: None makes the first start write one into the data directory.
     """
 
@@ -68,7 +69,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     engines: int = 1
     prefix_cache: bool = True
     draft_model: Path | None = None
-    drafts: Literal["off", "latency", "adaptive"] = "adaptive"
+    drafts: DraftPolicy = "adaptive"
 
     def __post_init__(self) -> None:
         if not self.base:
@@ -87,6 +88,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             raise SettingsError("itl_target", f"{self.itl_target} is not positive and finite")
         if self.draft_model is not None and not (self.draft_model / "config.json").is_file():
             raise SettingsError("draft_model", f"{self.draft_model} is no folder of a model")
+        if isinstance(self.drafts, int) and not 0 <= self.drafts <= MAX_DRAFT_TOKENS:
+            raise SettingsError("drafts", f"{self.drafts} is not between 0 and {MAX_DRAFT_TOKENS}")
         if self.admin_key is not None and len(self.admin_key) < 16:
             raise SettingsError("admin_key", "is shorter than 16 characters")
 

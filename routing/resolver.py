@@ -13,6 +13,7 @@ import msgspec
 from polyloom.adapters.source import AdapterSource, DraftHeadSource
 from polyloom.routing.canary import choose
 from polyloom.routing.combination import Combination
+from polyloom.routing.drafts import DraftPolicy
 from polyloom.routing.errors import (
     ModelNotFound,
     NoDefaultRevision,
@@ -47,7 +48,8 @@ class Resolution(msgspec.Struct, frozen=True, kw_only=True):
     combination, adapter, draft_head: as `GenerationRequest` takes them.  label: `<adapter>@<number>`, or the
     base's name; with `<group>/` before it if a share group brought it.  adapter_name, revision:
     None for the base.  owner: whose prefix cache it is.  route: `<name>@<version>` of the route
-    that chose it, None without one.  route_version: of all routing state.
+    that chose it, None without one.  drafts: as that route wants them.  route_version: of all
+    routing state.
     tokenizer_folder, template_folder: where the tokenizer and the chat template lie (the revision's
     own if it ships them).
     """
@@ -61,6 +63,7 @@ class Resolution(msgspec.Struct, frozen=True, kw_only=True):
     revision: int | None
     owner: CacheOwner
     route: str | None = None
+    drafts: DraftPolicy | None = None
     route_version: int
     tokenizer_folder: str
     template_folder: str
@@ -100,7 +103,9 @@ def _through(snapshot: RouteSnapshot, tenant: str, route: RouteEntry, model: str
         raise type(error)(
             route.name, f"The route {route.name!r} leads to {model!r}: {error.message}"
         ) from error
-    return msgspec.structs.replace(found, route=f"{route.name}@{route.version}")
+    return msgspec.structs.replace(
+        found, route=f"{route.name}@{route.version}", drafts=route.drafts
+    )
 
 
 class _Lookup:

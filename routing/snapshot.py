@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from polyloom.adapters.source import AdapterSource, DraftHeadSource
+from polyloom.routing.drafts import DraftPolicy
 
 EntryState = Literal["checking", "ready", "failed", "retired", "quarantined"]
 
@@ -72,11 +73,15 @@ class RouteTarget(msgspec.Struct, frozen=True):
 
 
 class RouteEntry(msgspec.Struct, frozen=True):
-    """A route at its newest `version`; its targets have a positive weight together."""
+    """A route at its newest `version`; its targets have a positive weight together.
+
+    drafts: how tokens are drafted for its requests that do not say; None for the server's way.
+    """
 
     name: str
     version: int
     targets: tuple[RouteTarget, ...]
+    drafts: DraftPolicy | None = None
 
 
 class MountKey(msgspec.Struct, frozen=True):

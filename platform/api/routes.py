@@ -15,6 +15,7 @@ from polyloom.platform.generation.golden import GoldenPrompt
 from polyloom.platform.services.gates import GateRunView, GateService, GateView
 from polyloom.platform.services.route_views import RoutePlan, RouteView
 from polyloom.platform.services.routes import RouteService
+from polyloom.routing.drafts import DraftPolicy
 from polyloom.routing.snapshot import RouteTarget
 
 READS = [requires("adapters:read", "routes:write")]
@@ -36,9 +37,10 @@ class TargetBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class RouteBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Body that sets a route's targets."""
+    """Body that sets a route's targets, and how tokens are drafted for its requests."""
 
     targets: list[TargetBody]
+    drafts: DraftPolicy | None = None
     reason: str | None = None
 
 
@@ -101,7 +103,12 @@ async def put_route(
     if dry_run:
         return await routes.plan(tenant, name_in_path(name), targets)
     return await routes.put(
-        tenant, name_in_path(name), targets, author=request.auth.author, reason=body.reason
+        tenant,
+        name_in_path(name),
+        targets,
+        drafts=body.drafts,
+        author=request.auth.author,
+        reason=body.reason,
     )
 
 

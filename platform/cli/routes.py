@@ -23,6 +23,11 @@ def routes() -> None:
 @routes.command("set")
 @click.argument("name")
 @click.argument("targets", nargs=-1, required=True, metavar="MODEL[=WEIGHT]…")
+@click.option(
+    "--drafts",
+    help="off, latency, adaptive or a length: how its requests are drafted for; the server's way if"
+    " not given.",
+)
 @click.option("--reason", help="For the history.")
 @click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing.")
 @server_options
@@ -31,12 +36,17 @@ def set_route(
     as_json: bool,
     name: str,
     targets: tuple[str, ...],
+    drafts: str | None,
     reason: str | None,
     dry_run: bool,
 ) -> None:
     """Lead NAME to one or more models, such as support@3=95 support@4=5. A target may be a
     revision, an alias, a digest or a base."""
-    body = {"targets": [_target(text) for text in targets], "reason": reason}
+    body = {
+        "targets": [_target(text) for text in targets],
+        "drafts": int(drafts) if drafts is not None and drafts.isdecimal() else drafts,
+        "reason": reason,
+    }
     query = {"dry_run": "true"} if dry_run else {}
     answer = server.call("PUT", f"/v1/routes/{name_path(name)}", params=query, json=body)
     if as_json:

@@ -25,7 +25,8 @@ OPTIONS = {
     "max_rank": "Largest rank of an adapter.",
     "itl_target": "Seconds between two tokens of an answer that long prompts are cut up for.",
     "draft_model": "Folder of a smaller model of the same tokenizer that drafts for the base.",
-    "drafts": "off, latency or adaptive: guess next tokens where that pays.  [default: adaptive]",
+    "drafts": "off, latency, adaptive or a length: guess next tokens where that pays."
+    "  [default: adaptive]",
     "prefix_cache": "true or false: reuse the KV of prompts that begin alike.  [default: true]",
     "engines": "Engine processes; each has the base, KV and adapter memory, and limits of its own."
     "  [default: 1]",

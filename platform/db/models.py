@@ -236,6 +236,8 @@ class UsageRow(Record):
     prompt_tokens: Mapped[int]
     completion_tokens: Mapped[int]
     cached_tokens: Mapped[int]
+    accepted_draft_tokens: Mapped[int] = mapped_column(default=0, server_default=text("0"))
+    rejected_draft_tokens: Mapped[int] = mapped_column(default=0, server_default=text("0"))
     queue_time: Mapped[float]
     ttft: Mapped[float | None]
     itl: Mapped[float | None]

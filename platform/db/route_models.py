@@ -55,8 +55,9 @@ class RouteRow(Record):
 class RouteChangeRow(Record):
     """One version of a route, from 1.
 
-    targets: `{"model": …, "weight": …}` each; none for a deletion.  restores: the version that a
-    rollback went back to.  route_version: the version of all routing state that brought it.
+    targets: `{"model": …, "weight": …}` each; none for a deletion.  drafts: how its requests' tokens
+    are drafted, a policy's name or a length; NULL for the server's way.  restores: the version that
+    a rollback went back to.  route_version: the version of all routing state that brought it.
     """
 
     __tablename__ = "route_change"
@@ -65,6 +66,7 @@ class RouteChangeRow(Record):
     route_id: Mapped[int] = mapped_column(ForeignKey("route.id"))
     version: Mapped[int]
     targets: Mapped[list[dict[str, str | int]]] = mapped_column(JSON)
+    drafts: Mapped[str | None] = mapped_column(String(16))
     author: Mapped[str] = mapped_column(String(NAME_LENGTH))
     reason: Mapped[str | None] = mapped_column(Text)
     restores: Mapped[int | None]

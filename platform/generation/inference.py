@@ -105,15 +105,10 @@ class InferenceCall:
                 await admission.charge(self.run.totals.completion_tokens)
 
     def _account(self, failure: BaseException | None) -> None:
-        record, totals = self._usage(failure), self.run.totals
+        record = self._usage(failure)
         self._inference.usage.record(record)
-        self._inference.metrics.record(
-            tenant=self.target.tenant.slug,
-            usage=record,
-            accepted=totals.accepted_tokens,
-            rejected=totals.rejected_tokens,
-        )
-        self._inference.cache.record(self.target, totals.cache, record.created_at)
+        self._inference.metrics.record(tenant=self.target.tenant.slug, usage=record)
+        self._inference.cache.record(self.target, self.run.totals.cache, record.created_at)
 
     def _usage(self, failure: BaseException | None) -> UsageRecord:
         target, totals = self.target, self.run.totals
@@ -135,6 +130,8 @@ class InferenceCall:
             prompt_tokens=totals.prompt_tokens,
             completion_tokens=totals.completion_tokens,
             cached_tokens=totals.cached_tokens,
+            accepted_draft_tokens=totals.accepted_tokens,
+            rejected_draft_tokens=totals.rejected_tokens,
             queue_time=totals.queue_time,
             ttft=totals.first_token,
             itl=itl,
@@ -176,7 +173,8 @@ class Inference:
         deadline: float,
         drafts: DraftPolicy = "adaptive",
     ) -> None:
-        """deadline: seconds from arrival.  drafts: of requests that do not say."""
+        """deadline: seconds from arrival.  drafts: of requests that do not say,
+        and whose route does not."""
         self.engine = engine
         self.rate_limits = rate_limits
         self.usage = usage
@@ -252,7 +250,7 @@ class Inference:
                 salt=salt,
             ),
             conversation=None if session is None else _conversation(session),
-            drafts=self._drafts,
+            drafts=self._drafts if resolution.drafts is None else resolution.drafts,
             domain=model,
         )
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from polyloom.platform.errors import Conflict, InvalidRequest
 from polyloom.platform.services.route_views import RoutePlan, TargetPlan
+from polyloom.routing.drafts import MAX_DRAFT_TOKENS, DraftPolicy
 from polyloom.routing.errors import RoutingError
 from polyloom.routing.names import is_name
 from polyloom.routing.resolver import resolve_target
@@ -33,6 +34,12 @@ def check_targets(name: str, targets: Sequence[RouteTarget]) -> None:
         raise InvalidRequest("one target at least has a weight above 0", param="targets")
     if len({target.model for target in targets}) < len(targets):
         raise InvalidRequest("two targets name the same model", param="targets")
+
+
+def check_drafts(drafts: DraftPolicy | None) -> None:
+    """Raises InvalidRequest (drafts)."""
+    if isinstance(drafts, int) and not 0 <= drafts <= MAX_DRAFT_TOKENS:
+        raise InvalidRequest(f"{drafts} is not between 0 and {MAX_DRAFT_TOKENS}", param="drafts")
 
 
 def plan_change(

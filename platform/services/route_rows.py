@@ -9,6 +9,7 @@ from polyloom.platform.services.route_views import (
     SharedRevisionView,
     ShareGroupView,
 )
+from polyloom.routing.drafts import DraftPolicy
 from polyloom.routing.snapshot import MountKey, RouteEntry, RouteTarget, ShareGroupEntry
 
 
@@ -17,12 +18,18 @@ def targets_of(row: RouteChangeRow) -> tuple[RouteTarget, ...]:
     return tuple(msgspec.convert(target, RouteTarget) for target in row.targets)
 
 
+def drafts_of(row: RouteChangeRow) -> DraftPolicy | None:
+    """How the route's requests are drafted for. Needs nothing loaded beside the row."""
+    return None if row.drafts is None else msgspec.convert(row.drafts, DraftPolicy, strict=False)
+
+
 def route_view(row: RouteRow, change: RouteChangeRow) -> RouteView:
     """Needs nothing loaded beside the rows."""
     return RouteView(
         name=row.name,
         version=change.version,
         targets=targets_of(change),
+        drafts=drafts_of(change),
         author=change.author,
         reason=change.reason,
         restores=change.restores,
@@ -34,7 +41,7 @@ def route_view(row: RouteRow, change: RouteChangeRow) -> RouteView:
 def route_entry(row: RouteRow) -> RouteEntry:
     """A route as the resolver sees it, without targets if it is deleted. Needs its newest change
     loaded."""
-    return RouteEntry(row.name, row.version, targets_of(row.current))
+    return RouteEntry(row.name, row.version, targets_of(row.current), drafts_of(row.current))
 
 
 def group_entries(row: ShareGroupRow) -> dict[MountKey, ShareGroupEntry]:

@@ -4,19 +4,22 @@ from datetime import datetime
 
 import msgspec
 
+from polyloom.routing.drafts import DraftPolicy
 from polyloom.routing.snapshot import RouteTarget
 
 
 class RouteView(msgspec.Struct, frozen=True, kw_only=True):
     """A route at one of its versions, counted from 1; the newest is in force.
 
-    targets: none if this version deleted the route.  restores: the version that a rollback went
-    back to.  route_version: of all routing state, as answers carry it, from which on it held.
+    targets: none if this version deleted the route.  drafts: how tokens are drafted for requests
+    that do not say; None for the server's way.  restores: the version that a rollback went back to.
+    route_version: of all routing state, as answers carry it, from which on it held.
     """
 
     name: str
     version: int
     targets: tuple[RouteTarget, ...]
+    drafts: DraftPolicy | None
     author: str
     reason: str | None
     restores: int | None

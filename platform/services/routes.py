@@ -20,11 +20,17 @@ from polyloom.platform.db.route_repositories import RouteRepository
 from polyloom.platform.errors import Conflict, NotFound
 from polyloom.platform.services.audit import note
 from polyloom.platform.services.gates import GateVersion
-from polyloom.platform.services.route_plans import check_targets, plan_change, require
-from polyloom.platform.services.route_rows import route_view, targets_of
+from polyloom.platform.services.route_plans import (
+    check_drafts,
+    check_targets,
+    plan_change,
+    require,
+)
+from polyloom.platform.services.route_rows import drafts_of, route_view, targets_of
 from polyloom.platform.services.route_views import RoutePlan, RouteView
 from polyloom.platform.services.snapshots import SnapshotService
 from polyloom.platform.services.views import TenantView
+from polyloom.routing.drafts import DraftPolicy
 from polyloom.routing.snapshot import RouteSnapshot, RouteTarget
 
 
@@ -78,15 +84,19 @@ class RouteService:
         name: str,
         targets: Sequence[RouteTarget],
         *,
+        drafts: DraftPolicy | None = None,
         author: str,
         reason: str | None = None,
     ) -> RouteView:
-        """Create the route, or make `targets` its next version; the same targets are no change.
+        """Create the route, or make `targets` and `drafts` its next version; the same ones are no
+        change.
 
-        Raises InvalidRequest (name, targets, reason), Conflict (a target that does not resolve, a
+        drafts: how tokens are drafted for requests that do not say; None for the server's way.
+        Raises InvalidRequest (name, targets, drafts, reason), Conflict (a target that does not resolve, a
         name that is taken, a change meanwhile), GateFailed, EngineUnavailable (for the gate).
         """
         check_targets(name, targets)
+        check_drafts(drafts)
         check_text("reason", reason)
         snapshot = await self._snapshots.refresh()
         plan = plan_change(snapshot, tenant.slug, name, targets)
@@ -100,9 +110,10 @@ class RouteService:
                 raise Conflict("the targets' revisions changed meanwhile: try again")
             await self._gates.require(session, passed)
             row = await _row(session, tenant, name)
-            if row.changes and targets_of(row.changes[0]) == tuple(targets):
+            wanted = (tuple(targets), drafts)
+            if row.changes and _state(row.changes[0]) == wanted:
                 return route_view(row, row.changes[0])
-            view = self._change(session, row, targets, version, author=author, reason=reason)
+            view = self._change(session, row, *wanted, version, author=author, reason=reason)
         await self._snapshots.routes_changed()
         return view
 
@@ -115,7 +126,7 @@ class RouteService:
         author: str,
         reason: str | None = None,
     ) -> RouteView:
-        """Back to version `to`, or to the newest before the one in force that had other targets and
+        """Back to version `to`, or to the newest before the one in force that was another and
         resolves; again: one further back. No gate stands in the way of what was in force before.
 
         Raises InvalidRequest (version, reason), NotFound, Conflict (nothing to go back to).
@@ -133,6 +144,7 @@ class RouteService:
                 session,
                 row,
                 targets,
+                drafts_of(target),
                 version,
                 author=author,
                 reason=reason,
@@ -152,7 +164,7 @@ class RouteService:
             row = await _existing(session, tenant, name)
             if not row.changes[0].targets:
                 raise NotFound(f"no route {name!r}")
-            view = self._change(session, row, (), version, author=author, reason=reason)
+            view = self._change(session, row, (), None, version, author=author, reason=reason)
         await self._snapshots.routes_changed()
         return view
 
@@ -180,19 +192,21 @@ class RouteService:
         session: AsyncSession,
         row: RouteRow,
         targets: Sequence[RouteTarget],
+        drafts: DraftPolicy | None,
         route_version: int,
         *,
         author: str,
         reason: str | None,
         restores: int | None = None,
     ) -> RouteView:
-        before = targets_of(row.changes[0]) if row.changes else None
+        before = _audited(*_state(row.changes[0])) if row.changes else None
         row.version += 1
         row.route_version = route_version
         change = RouteChangeRow(
             route=row,
             version=row.version,
             targets=msgspec.to_builtins(targets),
+            drafts=None if drafts is None else str(drafts),
             author=author,
             reason=reason,
             restores=restores,
@@ -208,7 +222,7 @@ class RouteService:
             target=row.name,
             tenant_id=row.tenant_id,
             before=before,
-            after=tuple(targets),
+            after=_audited(targets, drafts),
         )
         return route_view(row, change)
 
@@ -254,9 +268,18 @@ def _older(row: RouteRow, snapshot: RouteSnapshot, tenant: str) -> RouteChangeRo
             continue
         plan = plan_change(snapshot, tenant, row.name, targets_of(change))
         served = all(target.refusal is None for target in plan.targets)
-        if served and change.targets != present.targets:
+        if served and _state(change) != _state(present):
             return change
     raise Conflict("the route has had no older version whose targets can be served now")
+
+
+def _state(change: RouteChangeRow) -> tuple[tuple[RouteTarget, ...], DraftPolicy | None]:
+    """All that a version says."""
+    return targets_of(change), drafts_of(change)
+
+
+def _audited(targets: Sequence[RouteTarget], drafts: DraftPolicy | None) -> dict[str, object]:
+    return {"targets": tuple(targets), "drafts": drafts}
 
 
 def _revisions(plan: RoutePlan) -> list[str | None]:

@@ -194,6 +194,8 @@ def _totals(where: UsageFilter, group_by: Collection[Grouping]) -> Select[Any]:
             func.sum(UsageRow.prompt_tokens).label("prompt_tokens"),
             func.sum(UsageRow.completion_tokens).label("completion_tokens"),
             func.sum(UsageRow.cached_tokens).label("cached_tokens"),
+            func.sum(UsageRow.accepted_draft_tokens).label("accepted_draft_tokens"),
+            func.sum(UsageRow.rejected_draft_tokens).label("rejected_draft_tokens"),
             func.avg(UsageRow.ttft).label("mean_ttft"),
             func.avg(UsageRow.duration).label("mean_duration"),
         )
@@ -214,6 +216,8 @@ def _total(row: Any) -> UsageTotal:
         prompt_tokens=int(row["prompt_tokens"]),
         completion_tokens=int(row["completion_tokens"]),
         cached_tokens=int(row["cached_tokens"]),
+        accepted_draft_tokens=int(row["accepted_draft_tokens"]),
+        rejected_draft_tokens=int(row["rejected_draft_tokens"]),
         mean_ttft=row["mean_ttft"],
         mean_duration=row["mean_duration"],
     )

@@ -248,6 +248,7 @@ class UsageRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One finished inference request. Times in seconds; `itl` is the mean gap between tokens.
 
     model: the string the client sent.  adapter/revision: None for the base.
+    accepted_draft_tokens, rejected_draft_tokens: of what was drafted for it.
     """
 
     request_id: str
@@ -263,6 +264,8 @@ class UsageRecord(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    accepted_draft_tokens: int = 0
+    rejected_draft_tokens: int = 0
     queue_time: float
     ttft: float | None
     itl: float | None
@@ -280,6 +283,8 @@ class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    accepted_draft_tokens: int
+    rejected_draft_tokens: int
     mean_ttft: float | None
     mean_duration: float
 

@@ -59,21 +59,19 @@ class GenerationMetrics:
             description="Tokens of a request, by type",
             explicit_bucket_boundaries_advisory=TOKEN_BUCKETS,
         )
-
         self._drafts = meter.create_counter(
             "polyloom.drafts.tokens", unit="{token}", description="Drafted tokens, by what became"
         )
 
-    def record(
-        self, *, tenant: str, usage: UsageRecord, accepted: int = 0, rejected: int = 0
-    ) -> None:
-        """Count one finished request. accepted, rejected: of its drafted tokens."""
+    def record(self, *, tenant: str, usage: UsageRecord) -> None:
+        """Count one finished request."""
         attributes = _attributes(tenant, usage)
         self._requests.add(1, attributes | {"polyloom.finish_reason": usage.finish_reason})
         failed: Attributes = {"error.type": "error"} if usage.finish_reason == "error" else {}
         self._duration.record(usage.duration, attributes | failed)
         self._tokens.record(usage.prompt_tokens, attributes | {"gen_ai.token.type": "input"})
         self._tokens.record(usage.completion_tokens, attributes | {"gen_ai.token.type": "output"})
+        accepted, rejected = usage.accepted_draft_tokens, usage.rejected_draft_tokens
         if accepted or rejected:
             self._drafts.add(accepted, attributes | {"outcome": "accepted"})
             self._drafts.add(rejected, attributes | {"outcome": "rejected"})

@@ -27,6 +27,11 @@ def test_sizes_and_folders_are_read_as_people_write_them() -> None:
     assert settings.data_dir == Path("/data")
 
 
+@pytest.mark.parametrize(("text", "policy"), [("off", "off"), ("latency", "latency"), ("4", 4)])
+def test_drafts_are_a_profile_or_a_length(text: str, policy: str | int) -> None:
+    assert load_settings({"base": "b"}, {"POLYLOOM_DRAFTS": text}).drafts == policy
+
+
 def test_an_empty_variable_is_not_set() -> None:
     assert load_settings({"base": "b"}, {"POLYLOOM_ADMIN_KEY": ""}).admin_key is None
 
@@ -48,6 +53,8 @@ def test_the_client_s_variables_are_left_alone() -> None:
         ("POLYLOOM_ITL_TARGET", "0"),
         ("POLYLOOM_ITL_TARGET", "inf"),
         ("POLYLOOM_ADMIN_KEY", "short"),
+        ("POLYLOOM_DRAFTS", "sometimes"),
+        ("POLYLOOM_DRAFTS", "32"),
     ],
 )
 def test_a_wrong_setting_stops_the_start_by_name(variable: str, value: str) -> None:

@@ -158,6 +158,8 @@ def test_who_may_not_change_routes(server, owner) -> None:
         ({"targets": [{"model": "support@1", "share": 1}]}, "targets[0].share"),
         ({"targets": [{"model": "support@1", "weight": 10**30}]}, "targets[0].weight"),
         ({}, "targets"),
+        ({"targets": [{"model": "support@1"}], "drafts": 32}, "drafts"),
+        ({"targets": [{"model": "support@1"}], "drafts": "always"}, "drafts"),
     ],
 )
 def test_a_bad_route_is_refused_by_its_field(owner, body: dict, param: str) -> None:

@@ -1,5 +1,7 @@
 """Speculation over HTTP: usage, the operator's report, and what a request may ask for."""
 
+import time
+
 import pytest
 
 REPEATED = "one two three four five six seven eight nine ten. " * 4
@@ -45,6 +47,28 @@ def test_no_text_depends_on_drafts_and_usage_counts_them(server, owner, base_nam
     assert 1 < line["acceptance_length"] <= 1 + line["acceptance_rate"] * 31
     assert 0 < line["acceptance_by_position"][0] <= 1
     assert "polyloom_drafts_tokens_total" in scraped
+
+
+def test_a_route_has_a_profile_that_a_request_may_replace(owner, base_name):
+    """What was accepted is kept with the tenant's usage, written off the request's path."""
+    with owner.http() as client:
+
+        def accepted(model, **more):
+            usage = complete(client, model, **more).json()["usage"]
+            return usage["completion_tokens_details"]["accepted_prediction_tokens"]
+
+        route = {"targets": [{"model": base_name}], "drafts": 4}
+        assert client.put("/v1/routes/fast", json=route).json()["drafts"] == 4
+        drafted = accepted("fast")
+        assert drafted > 10
+        assert accepted("fast", drafts="off") == 0
+        client.put("/v1/routes/fast", json=route | {"drafts": "off"})
+        assert accepted("fast") == 0
+        deadline = time.monotonic() + 20
+        while (totals := client.get("/v1/usage").json()["data"]) == [] or totals[0]["requests"] < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    assert totals[0]["accepted_draft_tokens"] == drafted
 
 
 @pytest.mark.parametrize("drafts", [-1, 32, "sometimes", 1.5])

@@ -104,6 +104,25 @@ async def test_rollback_goes_back_step_by_step_and_revives_what_was_deleted(
     assert (revived.version, label(process)) == (8, "support@3")
 
 
+async def test_how_requests_are_drafted_for_is_part_of_a_version(process: "Process") -> None:
+    acme = await acme_with_three(process)
+
+    def drafts() -> object:
+        return resolve(process.snapshots.current, "acme", "chat").drafts
+
+    for policy in (None, 4, "off", "off"):
+        view = await process.routes.put(
+            acme, "chat", to(("support@1", 1)), drafts=policy, author="key:1"
+        )
+        assert (view.drafts, drafts()) == (policy, policy)
+    assert view.version == 3
+    assert (await process.routes.rollback(acme, "chat", author="key:1")).restores == 2
+    assert drafts() == 4
+    with pytest.raises(InvalidRequest) as refused:
+        await process.routes.put(acme, "chat", to(("support@1", 1)), drafts=32, author="key:1")
+    assert refused.value.param == "drafts"
+
+
 async def test_a_dry_run_says_what_would_change_and_writes_nothing(process: "Process") -> None:
     acme = await acme_with_three(process)
     await process.routes.put(acme, "chat", to(("support@1", 9), ("support@2", 1)), author="key:1")

@@ -41,6 +41,8 @@ def record(
         prompt_tokens=10,
         completion_tokens=5,
         cached_tokens=2,
+        accepted_draft_tokens=3,
+        rejected_draft_tokens=1,
         queue_time=0.0,
         ttft=0.25,
         itl=None,
@@ -129,6 +131,7 @@ async def test_sums_by_tenant_adapter_revision_and_time(process: "Process") -> N
     usage = UsageService(process.database)
     (everything,) = await usage.totals()
     assert (everything.requests, everything.prompt_tokens, everything.cached_tokens) == (5, 50, 10)
+    assert (everything.accepted_draft_tokens, everything.rejected_draft_tokens) == (15, 5)
     assert (everything.mean_ttft, everything.mean_duration) == (0.25, 1.5)
     by_tenant = await usage.totals(group_by=["tenant"])
     assert [(total.tenant, total.requests) for total in by_tenant] == [("acme", 4), ("globex", 1)]
