@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -64,6 +65,9 @@ class ASGIEventStream(ASGIResponse):
         super().__init__(headers=headers, media_type="text/event-stream")
         self._events = events
         self._limit = limit
+        self._started = False
+        self._sent_at = 0.0
+        self._sending = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything, or stop as soon as the client is gone. The events are closed after."""
@@ -73,43 +77,47 @@ class ASGIEventStream(ASGIResponse):
                     await until_disconnect(receive, asyncio.ensure_future(self._write(send)))
 
     async def _write(self, send: Send) -> None:
-        upcoming = self._upcoming()
+        keeper = asyncio.create_task(self._keep_alive(send))
         try:
-            await asyncio.wait({upcoming}, timeout=HEAD_PATIENCE_SECONDS)
-            if upcoming.done():
-                upcoming.result()
-            await self.start_response(send)
-            while True:
-                done, _ = await asyncio.wait({upcoming}, timeout=KEEP_ALIVE_SECONDS)
-                if not done:
-                    await _send_part(send, _KEEP_ALIVE)
-                    continue
-                event, last = _frame(upcoming)
-                await _send_part(send, event, more=not last)
-                if last:
-                    return
-                upcoming = self._upcoming()
+            more = True
+            while more:
+                body, more = await self._next()
+                await self._send(send, body, more)
         finally:
-            upcoming.cancel()
-            await asyncio.gather(upcoming, return_exceptions=True)
+            keeper.cancel()
+            await asyncio.gather(keeper, return_exceptions=True)
 
-    def _upcoming(self) -> asyncio.Task[bytes | None]:
-        """The next event; None at the end."""
-        return asyncio.create_task(self._next())
+    async def _next(self) -> tuple[bytes, bool]:
+        """What to write next, and whether more follows. Raises what comes before the status line."""
+        try:
+            event = await anext(self._events, None)
+        except Exception as error:
+            if not self._started:
+                raise
+            return sse(problem_of(error).body) + _DONE, False
+        return (_DONE, False) if event is None else (event, True)
 
-    async def _next(self) -> bytes | None:
-        return await anext(self._events, None)
+    async def _keep_alive(self, send: Send) -> None:
+        """Send the status line of a request that waits, and a comment after every long silence."""
+        await asyncio.sleep(HEAD_PATIENCE_SECONDS)
+        await self._send(send, b"")
+        while True:
+            silent = time.monotonic() - self._sent_at
+            if silent < KEEP_ALIVE_SECONDS:
+                await asyncio.sleep(KEEP_ALIVE_SECONDS - silent)
+            else:
+                await self._send(send, _KEEP_ALIVE)
 
-
-def _frame(event: asyncio.Task[bytes | None]) -> tuple[bytes, bool]:
-    """What to write for an event that has come, and whether it is the last."""
-    error = event.exception()
-    if error is not None:
-        return sse(problem_of(error).body) + _DONE, True
-    frame = event.result()
-    return (_DONE, True) if frame is None else (frame, False)
-
-
-async def _send_part(send: Send, body: bytes, *, more: bool = True) -> None:
-    part: HTTPResponseBodyEvent = {"type": "http.response.body", "body": body, "more_body": more}
-    await send(part)
+    async def _send(self, send: Send, body: bytes, more: bool = True) -> None:
+        """One part whole, behind the status line."""
+        async with self._sending:
+            if not self._started:
+                self._started = True
+                await self.start_response(send)
+            self._sent_at = time.monotonic()
+            part: HTTPResponseBodyEvent = {
+                "type": "http.response.body",
+                "body": body,
+                "more_body": more,
+            }
+            await send(part)

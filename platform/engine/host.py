@@ -37,6 +37,21 @@ LOAD_POLL_SECONDS = 0.002  # while everything waits for adapters
 BACKLOG_POLL_SECONDS = 0.01
 
 
+class HostSocket:
+    """The socket that API processes connect to, and the thread that moves its bytes."""
+
+    def __init__(self) -> None:
+        self._context = zmq.Context()
+        self.zmq = self._context.socket(zmq.ROUTER)
+        self.zmq.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self.zmq.setsockopt(zmq.LINGER, 200)  # ms, for the last events of a drain
+
+    def close(self) -> None:
+        """Let go of the socket; its file stays."""
+        self.zmq.close()
+        self._context.term()
+
+
 class EngineHost:
     """Serves one engine to API processes until it has drained or `stopped` says so.
 
@@ -44,7 +59,12 @@ class EngineHost:
     """
 
     def __init__(
-        self, engine: Engine, base_digest: str, address: str, stopped: Callable[[], bool]
+        self,
+        engine: Engine,
+        base_digest: str,
+        socket: HostSocket,
+        address: str,
+        stopped: Callable[[], bool],
     ) -> None:
         self._engine = engine
         self._base_digest = base_digest
@@ -53,10 +73,7 @@ class EngineHost:
         self._peers: dict[bytes, Peer] = {}
         self._owners: dict[str, Peer] = {}
         self._decoder = msgspec.msgpack.Decoder(Command)
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.setsockopt(zmq.LINGER, 200)  # ms, for the last events of a drain
+        self._socket = socket.zmq
         self._socket.bind(address)
         self._outbox = Outbox(self._socket)
 
@@ -91,11 +108,6 @@ class EngineHost:
             if not busy and self._draining:
                 return
             self._wait(bool(events), next_heartbeat - now)
-
-    def close(self) -> None:
-        """Let go of the socket; its file stays."""
-        self._socket.close()
-        self._context.term()
 
     def _wait(self, progressed: bool, until_heartbeat: float) -> None:
         """Sleep until a command comes or there is something to do."""

@@ -16,7 +16,7 @@ import torch
 
 from polyloom.platform.engine.assembly import RevisionLoader, build_engine
 from polyloom.platform.engine.errors import EngineError, EngineStartError
-from polyloom.platform.engine.host import EngineHost
+from polyloom.platform.engine.host import EngineHost, HostSocket
 from polyloom.platform.engine.messages import Finished
 from polyloom.platform.engine.model.errors import ModelError
 from polyloom.platform.engine.processor_share import let_others_interrupt
@@ -38,12 +38,13 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     try:
         settings = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineSettings)
-        let_others_interrupt()
+        socket = HostSocket()
+        let_others_interrupt()  # after the socket, whose thread must not wait for a step to end
         torch.set_num_threads(settings.threads)
         engine = build_engine(settings)
         probe(engine, settings.base_digest)
         host = EngineHost(
-            engine, settings.base_digest, settings.address, lambda: os.getppid() != parent
+            engine, settings.base_digest, socket, settings.address, lambda: os.getppid() != parent
         )
     except (EngineError, ModelError, msgspec.MsgspecError, ValueError, OSError, RuntimeError) as e:
         logger.error("cannot start: %s", e)
@@ -62,7 +63,7 @@ def main() -> int:
         logger.exception("the engine broke")
         return BROKEN
     finally:
-        host.close()
+        socket.close()
         engine.close()
         settings.socket_path.unlink(missing_ok=True)
     return 0

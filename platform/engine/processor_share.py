@@ -21,7 +21,8 @@ def let_others_interrupt() -> bool:
     its time slice before one that has just woken up with a slice as long: an API process, its
     reader and the client each wait for that before a first token is seen. A thread with a shorter
     slice interrupts one with a longer (EEVDF, since Linux 6.12), so the engine asks for the longest.
-    It loses no share by that. To be called before other threads exist: they inherit it.
+    It loses no share by that. To be called before the threads that compute exist, which inherit it,
+    and after those that only carry bytes.
     """
     number = _SCHED_SETATTR.get(os.uname().machine) if sys.platform == "linux" else None
     if number is None:

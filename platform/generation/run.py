@@ -146,6 +146,9 @@ class _Choice:
         return [TextToken(t.token_id, t.offset + self._start, t.logprob) for t in tokens]
 
 
+_ChoiceEvent = tuple[_Choice, SequenceEvent]
+
+
 class GenerationRun:
     """Drives the sequences of one plan. Iterate `deltas` to the end, or close it early."""
 
@@ -153,10 +156,6 @@ class GenerationRun:
         self._engine = engine
         self.plan = plan
         self.totals = RunTotals()
-        # Full queues make the pumps wait, so a slow reader is seen by the engine's client.
-        self._events: asyncio.Queue[tuple[_Choice, SequenceEvent | Exception]] = asyncio.Queue(
-            2 * len(plan.sequences)
-        )
 
     async def cancel(self) -> None:
         """End every sequence now; choices finish with reason `cancelled`."""
@@ -169,41 +168,61 @@ class GenerationRun:
         Raises PlatformError or RoutingError (`refusals`). However it ends, no sequence of the run
         is left in the engine.
         """
-        running = {_Choice(self.plan, index) for index in range(len(self.plan.sequences))}
-        pumps = [asyncio.create_task(self._pump(choice)) for choice in running]
+        choices = [_Choice(self.plan, index) for index in range(len(self.plan.sequences))]
+        running = set(choices)
+        try:
+            async with contextlib.aclosing(self._events(choices)) as events:
+                async for choice, event in events:
+                    delta: ChoiceDelta | None
+                    if isinstance(event, Finished):
+                        running.discard(choice)
+                        delta = self._end(choice, event)
+                    else:
+                        delta = await self._continue(choice, event)
+                    if delta is not None:
+                        yield delta
+        except EngineError as error:
+            raise of_engine(error) from error
+        finally:
+            for choice in running:
+                self._abandon(choice)
+
+    async def _events(self, choices: list[_Choice]) -> AsyncGenerator[_ChoiceEvent, None]:
+        """Events of all choices as they come. Closing it ends what still runs."""
+        if len(choices) == 1:
+            async with contextlib.aclosing(self._engine.generate(choices[0].request)) as events:
+                async for event in events:
+                    yield choices[0], event
+            return
+        # A full queue makes the pumps wait, so a slow reader is seen by the engine's client.
+        queue: asyncio.Queue[_ChoiceEvent | Exception] = asyncio.Queue(2 * len(choices))
+        pumps = [asyncio.create_task(self._pump(choice, queue)) for choice in choices]
+        running = len(choices)
         try:
             while running:
-                choice, event = await self._events.get()
-                if isinstance(event, EngineError):
-                    raise of_engine(event) from event
-                if isinstance(event, Exception):
-                    raise event
-                delta: ChoiceDelta | None
-                if isinstance(event, Finished):
-                    running.discard(choice)
-                    delta = self._end(choice, event)
-                else:
-                    delta = await self._continue(choice, event)
-                if delta is not None:
-                    yield delta
+                item = await queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                running -= isinstance(item[1], Finished)
+                yield item
         finally:
             for pump in pumps:
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
-            for choice in running:
-                self._abandon(choice)
 
-    async def _pump(self, choice: _Choice) -> None:
+    async def _pump(
+        self, choice: _Choice, queue: "asyncio.Queue[_ChoiceEvent | Exception]"
+    ) -> None:
         """Forward one sequence's events; being cancelled closes (and so aborts) the sequence."""
         try:
             async with contextlib.aclosing(self._engine.generate(choice.request)) as events:
                 async for event in events:
-                    await self._events.put((choice, event))
+                    await queue.put((choice, event))
         except EngineError as error:
-            await self._events.put((choice, error))
+            await queue.put(error)
         except Exception as error:
             logger.exception("the stream of %s broke", choice.request.sequence_id)
-            await self._events.put((choice, error))
+            await queue.put(error)
 
     async def _continue(self, choice: _Choice, event: Tokens) -> ChoiceDelta | None:
         if choice.stopped:  # on its way out: tokens made before the abort arrived

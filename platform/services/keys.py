@@ -32,6 +32,8 @@ from polyloom.platform.services.views import IssuedKey, KeyView, Principal, Scop
 log = logging.getLogger(__name__)
 
 CACHE_SECONDS = 1.0
+REFRESH_SECONDS = 0.5
+"""After which the use of a remembered key has it confirmed beside the request."""
 OUTAGE_SECONDS = 60.0
 PATIENCE_SECONDS = 1.0
 """For a database that must confirm what is believed; what is not believed waits `LOAD_SECONDS`."""
@@ -52,6 +54,9 @@ class _Cached:
 
     def fresh(self, now: float) -> bool:
         return now < min(self.confirmed + CACHE_SECONDS, self.expires)
+
+    def ages(self, now: float) -> bool:
+        return now >= self.confirmed + REFRESH_SECONDS
 
     def believed(self, now: float) -> bool:
         """While the database is away."""
@@ -155,7 +160,10 @@ class KeyService:
         if self._admin_hash is not None and hmac.compare_digest(key_hash, self._admin_hash):
             return OPERATOR
         cached = self._cache.get(key_hash)
-        if cached is not None and cached.fresh(self._clock()):
+        now = self._clock()
+        if cached is not None and cached.fresh(now):
+            if cached.ages(now):
+                self._ask_record(key_hash)
             return cached.principal
         try:
             return await self._confirmed(key_hash, None if cached is None else cached.principal)
@@ -169,10 +177,7 @@ class KeyService:
     async def _confirmed(self, key_hash: str, believed: Principal | None) -> Principal:
         """What the record says; asked once for all who wait. Raises DatabaseUnavailable also for an
         answer that takes too long: it is remembered when it comes."""
-        task = self._loading.get(key_hash)
-        if task is None:
-            task = self._loading[key_hash] = asyncio.create_task(self._load(key_hash))
-            task.add_done_callback(lambda done: self._loaded(key_hash, done))
+        task = self._ask_record(key_hash)
         patience = LOAD_SECONDS if believed is None else PATIENCE_SECONDS
         if believed is not None and self._clock() < self._away_until:
             patience = 0.0
@@ -180,6 +185,14 @@ class KeyService:
         if not done:
             raise DatabaseUnavailable("the database does not answer")
         return task.result()
+
+    def _ask_record(self, key_hash: str) -> asyncio.Task[Principal]:
+        """The one question about this key that is on its way."""
+        task = self._loading.get(key_hash)
+        if task is None:
+            task = self._loading[key_hash] = asyncio.create_task(self._load(key_hash))
+            task.add_done_callback(lambda done: self._loaded(key_hash, done))
+        return task
 
     def _loaded(self, key_hash: str, task: asyncio.Task[Principal]) -> None:
         if self._loading.get(key_hash) is task:

@@ -68,6 +68,25 @@ async def is_idle(client):
     return not snapshot.sequences and status.blocks_free == status.blocks_total
 
 
+def time_slices(pid):
+    """Nanoseconds by thread, (name, id); nothing where the kernel does not tell."""
+    found = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for line in (task / "sched").read_text().splitlines():
+            if line.startswith("se.slice"):
+                name = (task / "comm").read_text().strip()
+                found[name, int(task.name)] = int(line.split(":")[1])
+    return found
+
+
+async def test_the_sockets_threads_may_interrupt_a_step(engine):
+    pid = engine[0].pid
+    slices = time_slices(pid)
+    carry = [slice_ for (name, _), slice_ in slices.items() if name.startswith("ZMQbg")]
+    steps = [slice_ for (_, thread), slice_ in slices.items() if thread == pid]
+    assert not slices or max(carry) < min(steps)
+
+
 async def test_many_streams_at_once_equal_each_alone(engine, request_factory):
     _, client = engine
     assert client.healthy

@@ -207,6 +207,32 @@ async def test_without_redis_a_revocation_takes_a_second_at_most(process: "Proce
         await there.keys.authenticate(key)
 
 
+async def test_a_key_in_use_is_confirmed_beside_its_requests(
+    process: "Process", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await process.tenant()
+    key = await issue(process)
+    await process.keys.authenticate(key)
+    asked, answered, read = 0, asyncio.Event(), process.database.read
+
+    @asynccontextmanager
+    async def counted() -> AsyncIterator[AsyncSession]:
+        nonlocal asked
+        asked += 1
+        async with read() as session:
+            yield session
+        answered.set()
+
+    monkeypatch.setattr(process.database, "read", counted)
+    process.time.now += keys.REFRESH_SECONDS
+    await process.keys.authenticate(key)
+    assert asked == 0  # the request did not wait
+    await answered.wait()
+    process.time.now += 0.75 * keys.CACHE_SECONDS  # too long since the first time
+    await process.keys.authenticate(key)
+    assert asked == 1
+
+
 @pytest.mark.parametrize("end", ["2030-01-01T00:00:00", "9999-12-31T23:59:59-12:00"])
 async def test_an_expiry_is_one_moment(process: "Process", end: str) -> None:
     """Without a time zone it is another to each reader; beyond year 9999 none can be stored."""
