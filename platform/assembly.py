@@ -70,6 +70,7 @@ from polyloom.platform.telemetry.engine import EngineMetrics
 from polyloom.platform.telemetry.generation import GenerationMetrics
 from polyloom.platform.telemetry.metrics import Metrics
 from polyloom.platform.telemetry.prefix_cache import PrefixCacheMetrics
+from polyloom.platform.telemetry.speculation import SpeculationMetrics
 from polyloom.routing.grammar import Vocabulary
 from polyloom.routing.request import CacheOwner
 
@@ -278,6 +279,7 @@ class Assembly:
         stack.push_async_callback(watch.stop)
         meter = self.metrics.meter
         self.engine_metrics = EngineMetrics(meter, self.engine.engines, watch.capabilities)
+        self.speculation_metrics = SpeculationMetrics(meter, watch.speculation)
         grammars = GrammarChecks()
         stack.callback(grammars.close)
         self.inference = Inference(

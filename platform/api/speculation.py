@@ -39,7 +39,10 @@ class EngineDrafting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpeculationView(msgspec.Struct, frozen=True, kw_only=True):
-    """All engines, and on each all kinds of requests, since their processes started."""
+    """All engines, and on each all kinds of requests, since their processes started.
+
+    Kinds beyond 1,024 are summed up in lines whose revision and domain are `other`.
+    """
 
     engines: tuple[EngineDrafting, ...]
     data: tuple[DraftReport, ...]

@@ -1,7 +1,9 @@
 """Looks at the engine now and then, for what only it can know."""
 
+from collections.abc import Mapping
+
 from polyloom.platform.engine.errors import EngineUnavailableError
-from polyloom.platform.engine.messages import Capability
+from polyloom.platform.engine.messages import Capability, SpeculationReport
 from polyloom.platform.engine.pool import EnginePool
 from polyloom.platform.periodic import Periodic
 from polyloom.platform.services.retirement import Retirement
@@ -18,11 +20,16 @@ class EngineWatch:
         self._retirement = retirement
         self._handled: set[str] = set()
         self._capabilities: tuple[Capability, ...] = ()
+        self._speculation: Mapping[int, SpeculationReport] = {}
         self._watcher = Periodic(self.look, WATCH_SECONDS)
 
     def capabilities(self) -> tuple[Capability, ...]:
         """As of the last look."""
         return self._capabilities
+
+    def speculation(self) -> Mapping[int, SpeculationReport]:
+        """By engine, as of the last look."""
+        return self._speculation
 
     def start(self) -> None:
         """Look every few seconds."""
@@ -36,6 +43,7 @@ class EngineWatch:
         """Once. An engine that is away has nothing to say."""
         try:
             snapshot = await self._engine.snapshot()
+            self._speculation = await self._engine.speculation_reports()
         except EngineUnavailableError:
             return
         self._capabilities = snapshot.capabilities

@@ -1,12 +1,13 @@
 """What drafts brought and cost, by kind of request: counters for reports and metrics."""
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from polyloom.platform.engine.messages import SpeculationLine
 from polyloom.platform.engine.speculation.acceptance import Kind
 
-MAX_LINES = 1024  # those used last; totals over all of them do not forget
+MAX_LINES = 1024  # of kinds, those used last; older ones are summed up
+OTHER = "other"  # revision and domain of that sum; no digest reads so
 
 
 @dataclass(slots=True)
@@ -51,25 +52,46 @@ class Line:
         self.decode_seconds += decode
         self.rejected_seconds += rejected_share * (draft + verify)
 
+    def add(self, older: "Line") -> None:
+        """Count in what another line has counted."""
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + getattr(older, name))
+        for name in _HISTOGRAMS:
+            mine = getattr(self, name)
+            for place, count in enumerate(getattr(older, name)):
+                _count(mine, place, count)
+
+
+_SUMS = (
+    "steps", "steps_at_zero", "drafted", "accepted",
+    "draft_seconds", "verify_seconds", "decode_seconds", "rejected_seconds",
+)  # fmt: skip
+_HISTOGRAMS = ("proposals_by_length", "accepted_by_position", "accepted_lengths")
+
 
 class Ledger:
-    """A line for each kind of request and drafter."""
+    """A line for each kind of request and drafter; sums that only grow, whoever labels requests."""
 
     def __init__(self) -> None:
         self._lines: OrderedDict[Kind, Line] = OrderedDict()
+        self._others: dict[Kind, Line] = {}
 
     def __getitem__(self, kind: Kind) -> Line:
         line = self._lines.get(kind)
         if line is None:
             line = self._lines[kind] = Line()
-            while len(self._lines) > MAX_LINES:
-                self._lines.popitem(last=False)
+            if len(self._lines) > MAX_LINES:
+                self._sum_up(*self._lines.popitem(last=False))
         else:
             self._lines.move_to_end(kind)
         return line
 
+    def _sum_up(self, kind: Kind, line: Line) -> None:
+        other = replace(kind, revision=OTHER, domain=OTHER)
+        self._others.setdefault(other, Line()).add(line)
+
     def lines(self) -> tuple[SpeculationLine, ...]:
-        """All of them, those used last at the end."""
+        """Sums of older kinds, then the others, those used last at the end."""
         return tuple(
             SpeculationLine(
                 revision=kind.revision,
@@ -90,10 +112,10 @@ class Ledger:
                 margin=line.margin,
                 decision=line.decision,
             )
-            for kind, line in self._lines.items()
+            for kind, line in (*self._others.items(), *self._lines.items())
         )
 
 
-def _count(histogram: list[int], place: int) -> None:
+def _count(histogram: list[int], place: int, times: int = 1) -> None:
     histogram.extend([0] * (place + 1 - len(histogram)))
-    histogram[place] += 1
+    histogram[place] += times

@@ -1,9 +1,11 @@
 """Speculation over HTTP: usage, the operator's report, and what a request may ask for."""
 
+import re
 import time
 
 import pytest
 
+DRAFTED_LOOPS = re.compile(r'polyloom_speculation_tokens_total{outcome="accepted".*domain="loops"')
 REPEATED = "one two three four five six seven eight nine ten. " * 4
 
 
@@ -47,6 +49,11 @@ def test_no_text_depends_on_drafts_and_usage_counts_them(server, owner, base_nam
     assert 1 < line["acceptance_length"] <= 1 + line["acceptance_rate"] * 31
     assert 0 < line["acceptance_by_position"][0] <= 1
     assert "polyloom_drafts_tokens_total" in scraped
+    with server.admin() as admin:  # the engine is looked at every two seconds
+        deadline = time.monotonic() + 20
+        while not DRAFTED_LOOPS.search(admin.get("/metrics").text):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
 
 
 def test_a_route_has_a_profile_that_a_request_may_replace(owner, base_name):
