@@ -12,7 +12,8 @@ from polyloom.kvcache.kernels.dispatch import Capabilities
 class LoraLayers:
     """Applies a batch's revisions to the outputs of fused linears.
 
-    Ledgers: `<name>` counts calls that had work; `<name>_tiles` segments that ran on matrix tiles.
+    Ledgers: `<name>` counts calls that had work; `<name>_tiles` segments that ran on matrix
+    units.
     """
 
     def __init__(
@@ -26,8 +27,11 @@ class LoraLayers:
         self._pools = pages.pools
         self._op = choice.op
         self._fallback_reason = choice.fallback_reason
-        self._ledger = capabilities.register(name, choice.op.name, choice.why, choice.kernels)
-        self._tiles = capabilities.register(f"{name}_tiles", choice.op.name)
+        self._ledger = capabilities.register(
+            name, choice.op.name, choice.why, choice.kernels, choice.compile_seconds
+        )
+        owner, which = choice.matrix or (choice.op.name, "none has matrix units")
+        self._tiles = capabilities.register(f"{name}_tiles", owner, which)
 
     def apply(
         self,

@@ -1,4 +1,4 @@
-"""Quality bars as lines: `name: figure (bar) ok` or `FALLS SHORT`, and a count at the end."""
+"""Quality bars as lines: `name: figure (bar) ok`, `FALLS SHORT` or `not measured`; last a count."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,22 +6,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Bar:
-    """One measured bar."""
+    """One bar; ok is None where this machine cannot measure it."""
 
     name: str
     figure: str
     bar: str
-    ok: bool
+    ok: bool | None
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.figure} ({self.bar}) {'ok' if self.ok else 'FALLS SHORT'}"
+        verdict = {True: "ok", False: "FALLS SHORT", None: "not measured"}[self.ok]
+        return f"{self.name}: {self.figure} ({self.bar}) {verdict}"
 
 
 def show_bars(bars: Iterable[Bar]) -> int:
     """Print each bar as it is measured, then the count; the exit status, 1 if one falls short."""
-    met = []
+    verdicts = []
     for bar in bars:
         print(bar, flush=True)
-        met.append(bar.ok)
-    print(f"{sum(met)} of {len(met)} bars met")
-    return 0 if all(met) else 1
+        verdicts.append(bar.ok)
+    unknown = verdicts.count(None)
+    left_out = f", {unknown} not measured" if unknown else ""
+    print(f"{verdicts.count(True)} of {len(verdicts)} bars met{left_out}")
+    return 1 if False in verdicts else 0

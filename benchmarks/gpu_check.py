@@ -29,9 +29,11 @@ from polyloom.adapters.base_layout import ModuleGroup
 from polyloom.adapters.kernels.cuda import CudaLoraOp
 from polyloom.adapters.placement import Allocation
 from polyloom.kvcache.kernels.cuda import stand_in
-from polyloom.platform.engine.graphs import CudaRecorder, Forward, Recorder
+from polyloom.platform.engine.graphs import CudaRecorder, Recorder
 from tests.cuda_emulator.attention_cases import AttentionCase, AttentionShape
+from tests.cuda_emulator.backend import EmulatedDevice
 from tests.cuda_emulator.lora_cases import LoraCase, LoraShape, Segments, relative
+from tests.cuda_emulator.recorder import Rerun
 
 LIMIT_SECONDS = 450
 ACCURACY = {torch.float32: 2e-6, torch.float16: 1e-2, torch.bfloat16: 1e-2}
@@ -97,14 +99,6 @@ class Clock:
     def wait(self) -> None:
         if self.real:
             torch.cuda.synchronize()
-
-
-class Rerun:
-    """A recorder for the dry run."""
-
-    def capture(self, forward: Forward) -> Forward:
-        forward()
-        return forward
 
 
 def measure_device(report: Report, clock: Clock, device: torch.device) -> None:
@@ -321,11 +315,9 @@ def main() -> int:
     report = Report("emulated" if options.dry_run else torch.cuda.get_device_name())
     context: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
     if options.dry_run:
-        from tests.cuda_emulator.backend import EmulatedDevice
-
         context = stand_in("cpu", EmulatedDevice())
     with context, torch.inference_mode():
-        recorder = Rerun() if options.dry_run else CudaRecorder()
+        recorder: Recorder = Rerun() if options.dry_run else CudaRecorder()
         run(report, device, TINY if options.dry_run else LLAMA_8B, recorder)
     for name in report.skipped:
         print(f"{name}: not measured, out of time")

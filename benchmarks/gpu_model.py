@@ -22,8 +22,9 @@ from polyloom.kvcache.batch import AttentionBatch
 from polyloom.kvcache.config import KVCacheConfig
 from polyloom.kvcache.kernels.dispatch import Capabilities
 from polyloom.kvcache.storage import KVStorage
-from polyloom.platform.engine.graphs import DecodeGraphs, Recorder
+from polyloom.platform.engine.graphs import DecodeGraphs, DecodeParts, GraphSizes, Recorder
 from polyloom.platform.engine.kernels.cuda import CudaOps
+from polyloom.platform.engine.kernels.cuda_sampling import SampledRow, sample_rows
 from polyloom.platform.engine.model.config import Activation, DecoderConfig, LayerConfig, RopeConfig
 from polyloom.platform.engine.model.decoder import Decoder
 from polyloom.platform.engine.model.layout import base_layout, group_shapes
@@ -146,11 +147,9 @@ class ServedModel:
         pool = AdapterPoolConfig(sizes.adapter_memory, 1024, sizes.max_rank, dtype, device)
         self.pages = AdapterPages(pool, self.layout, op)
         self.lora_layers = LoraLayers(self.pages, replace(choice, op=op), self.capabilities)
-        self.graphs = DecodeGraphs(
-            self.decoder, self.attention, self.lora_layers, self.pages, op, recorder,
-            self.capabilities, max_tokens=sizes.max_batch, max_blocks=blocks,
-            block_size=BLOCK_SIZE, device=device,
-        )  # fmt: skip
+        parts = DecodeParts(self.decoder, self.attention, self.lora_layers, self.pages, op)
+        graphs = GraphSizes(sizes.max_batch, blocks * BLOCK_SIZE, BLOCK_SIZE)
+        self.graphs = DecodeGraphs(parts, recorder, self.capabilities, graphs, device)
         self._blocks = blocks
 
     def adapter(self, rank: int, groups: Sequence[ModuleGroup] | None = None) -> Allocation:
@@ -193,10 +192,10 @@ class ServedModel:
 
     def forward(self, batch: AttentionBatch, lora: LoraBatch, *, graphs: bool) -> torch.Tensor:
         """A decode step to its greedy tokens."""
-        ids = [1] * batch.num_tokens
-        hidden = self.graphs.forward(ids, batch, lora) if graphs else None
-        if hidden is None:
-            there = torch.tensor(ids, device=self.device)
-            hidden = self.decoder.forward(there, batch, lora, self.attention, self.lora_layers)
-        head = LoraBatch(lora.starts, lora.slots, {}, frozenset())
-        return self.decoder.logits(hidden, head, self.lora_layers).argmax(-1)
+        ids, rows = [1] * batch.num_tokens, [SampledRow()] * batch.num_tokens
+        output = self.graphs.run(ids, batch, lora, rows) if graphs else None
+        if output is not None:
+            return output.chosen
+        there = torch.tensor(ids, device=self.device)
+        hidden = self.decoder.forward(there, batch, lora, self.attention, self.lora_layers)
+        return sample_rows(self.decoder.logits(hidden, lora, self.lora_layers), rows)

@@ -6,8 +6,13 @@ import torch
 
 from polyloom.kvcache.batch import AttentionBatch
 from polyloom.kvcache.config import KVCacheConfig
-from polyloom.kvcache.kernels import cpu, cuda_attention, reference
-from polyloom.kvcache.kernels.cuda_attention import AttentionPlan, Rotation, plan_attention
+from polyloom.kvcache.kernels import cpu, cuda_attention, cuda_attention_ops, reference
+from polyloom.kvcache.kernels.cuda_attention import Rotation
+from polyloom.kvcache.kernels.cuda_attention_plan import (
+    MAX_QUERIES,
+    AttentionPlan,
+    plan_attention,
+)
 from polyloom.kvcache.kernels.dispatch import Capabilities
 from polyloom.kvcache.storage import KVStorage
 
@@ -15,6 +20,11 @@ OP_NAME = "paged_attention"
 PREFILL_OP_NAME = "prefill_attention"
 
 Implementation = Literal["reference", "cpu", "cuda"]
+_WHY: dict[Implementation, str] = {
+    "reference": "plain torch",
+    "cpu": "C++ for this processor",
+    "cuda": f"reads blocks in place for up to {MAX_QUERIES} new tokens a sequence",
+}
 
 
 class PagedAttention:
@@ -31,7 +41,8 @@ class PagedAttention:
         """num_heads: query heads, a multiple of `config.num_kv_heads`.
 
         Where `implementation` does not cover the cache's shape or cannot be built, every call falls
-        back to `reference` and is counted as such.
+        back to `reference` and is counted as such. Only the CUDA kernels know a cache of 8 bits:
+        ValueError where they cannot serve it.
         """
         if num_heads % config.num_kv_heads:
             raise ValueError(
@@ -39,15 +50,21 @@ class PagedAttention:
             )
         self._storage = storage
         self._uncovered = _uncovered(implementation, config)
-        kernels = cuda_attention.engine_kernels(config) if implementation == "cuda" else ()
-        self._ledger = capabilities.register(
-            OP_NAME, implementation, kernels=() if self._uncovered else kernels
-        )
         self._running = implementation if self._uncovered is None else "reference"
+        if config.eight_bits and self._running != "cuda":
+            reason = self._uncovered or f"{implementation} has none"
+            raise ValueError(f"a cache of 8 bits needs the CUDA kernels: {reason}")
+        compiled: tuple[str, ...] = ()
+        seconds = 0.0
+        if self._running == "cuda":
+            compiled, seconds = cuda_attention_ops.compile_kernels(config)
+        self._ledger = capabilities.register(
+            OP_NAME, implementation, _why(implementation, config), compiled, seconds
+        )
         self._device = config.device
         self._planned: tuple[AttentionBatch, AttentionPlan] | None = None
         if self._running == "cuda":
-            why = f"chunks over {cuda_attention.MAX_QUERIES} tokens are bound by arithmetic"
+            why = f"chunks over {MAX_QUERIES} tokens are bound by arithmetic"
             self._prefill = capabilities.register(PREFILL_OP_NAME, "torch", why)
 
     @property
@@ -85,9 +102,10 @@ class PagedAttention:
         if self._running == "cuda":
             plan = self._plan(batch)
             self._prefill.engaged += len(plan.prefill)
-            cuda_attention.append(q, k, v, keys, values, None, plan.slots, rotation)
+            scales = self._scales(layer)
+            cuda_attention.append(q, k, v, keys, values, scales, plan.slots, rotation)
             return cuda_attention.attend(
-                q, keys, values, None, plan, scale=scale, window=window, softcap=softcap
+                q, keys, values, scales, plan, scale=scale, window=window, softcap=softcap
             )
         if self._running == "cpu":
             return cpu.paged_attention(
@@ -97,9 +115,23 @@ class PagedAttention:
         reference.append(keys, values, k, v, batch.slot_mapping)
         return reference.attend(q, keys, values, batch, scale=scale, window=window, softcap=softcap)
 
+    def copy_block(self, source: int, target: int) -> None:
+        """Give block `target` the content of block `source`, in all layers."""
+        storage = self._storage
+        if self._running != "cuda":
+            storage.copy_block(source, target)
+            return
+        for parts in ((storage.keys, storage.values), storage.scales):
+            if parts is not None:
+                cuda_attention.copy_blocks(*parts, [(source, target)])
+
     def use(self, batch: AttentionBatch, plan: AttentionPlan) -> None:
         """Run `batch` by this plan: that of a graph's frame."""
         self._planned = batch, plan
+
+    def _scales(self, layer: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        scales = self._storage.scales
+        return None if scales is None else (scales[0][layer], scales[1][layer])
 
     def _plan(self, batch: AttentionBatch) -> AttentionPlan:
         """A step's plan, made at its first layer and kept for the others."""
@@ -108,10 +140,15 @@ class PagedAttention:
         return self._planned[1]
 
 
+def _why(implementation: Implementation, config: KVCacheConfig) -> str:
+    stored = "; K and V in 8 bits with a scale a token and head" if config.eight_bits else ""
+    return _WHY[implementation] + stored
+
+
 def _uncovered(implementation: Implementation, config: KVCacheConfig) -> str | None:
     """Why it cannot serve this cache; None if it can."""
     if implementation == "cpu":
         return cpu.load(config)
     if implementation == "cuda":
-        return cuda_attention.uncovered(config, config.device.type)
+        return cuda_attention_ops.uncovered(config, config.device.type)
     return None

@@ -183,7 +183,7 @@ class Assembly:
         clients = await self.fleet.start()
         stack.push_async_callback(self.fleet.close)
         one = settings[0]
-        self.engine = EnginePool(clients, block_size=one.block_size, kv_dtype=one.dtype)
+        self.engine = EnginePool(clients, block_size=one.block_size, kv_dtype=one.stored_dtype)
 
     async def _start_registry(self, stack: AsyncExitStack, base_format: ChatTemplate) -> None:
         """Adapters and their routes."""
@@ -351,6 +351,7 @@ def _engine_settings(
         threads=max(1, _threads() // settings.engines),
         device="cuda" if settings.device == "cuda" else "cpu",
         dtype="float32" if settings.dtype == "float32" else "bfloat16",
+        kv_dtype=settings.kv_dtype,
         block_size=settings.block_size,
         token_budget=settings.token_budget or TOKEN_BUDGET,
         max_running=settings.max_running or MAX_RUNNING,

@@ -52,6 +52,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     data_dir: Path = DEFAULT_DATA_DIR
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    kv_dtype: Literal["auto", "int8"] = "auto"
     database_url: str | None = None
     redis_url: str | None = None
     admin_key: str | None = None

@@ -10,6 +10,7 @@ the same host code on the CPU.
 
 import contextlib
 import re
+import time
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -74,6 +75,14 @@ class Kernels:
         self._module = backend.module(code, self.names)
         self._functions: dict[str, KernelFunction] = {}
 
+    def compile(self, device: torch.device) -> float:
+        """Make every kernel ready to be launched on `device`; seconds that it took."""
+        start = time.perf_counter()
+        with self._backend.on_stream(device):
+            for name in self.names:
+                self._function(name)
+        return time.perf_counter() - start
+
     def launch(
         self,
         name: str,
@@ -84,14 +93,18 @@ class Kernels:
         shared_bytes: int = 0,
     ) -> None:
         """Run one kernel on torch's current stream. Tensors become addresses, None a null one."""
+        self.launches += 1
+        with self._backend.on_stream(device):
+            function = self._function(name)
+            if shared_bytes > max(_DEFAULT_SHARED_BYTES, function.max_dynamic_shared_size_bytes):
+                function.max_dynamic_shared_size_bytes = shared_bytes
+            function(grid, (block,), [_argument(value) for value in args], shared_mem=shared_bytes)
+
+    def _function(self, name: str) -> KernelFunction:
         function = self._functions.get(name)
         if function is None:
             function = self._functions[name] = self._module.get_function(name)
-        if shared_bytes > max(_DEFAULT_SHARED_BYTES, function.max_dynamic_shared_size_bytes):
-            function.max_dynamic_shared_size_bytes = shared_bytes
-        self.launches += 1
-        with self._backend.on_stream(device):
-            function(grid, (block,), [_argument(value) for value in args], shared_mem=shared_bytes)
+        return function
 
 
 def read_source(path: Path) -> str:

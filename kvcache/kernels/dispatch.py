@@ -18,6 +18,7 @@ class OpLedger:
     """Counts of one op.
 
     why: this implementation.  kernels: compiled for it.  buckets: sizes that graphs exist for.
+    seconds: spent on compiling those kernels or capturing those graphs.
     """
 
     name: str
@@ -25,6 +26,7 @@ class OpLedger:
     why: str = ""
     kernels: tuple[str, ...] = ()
     buckets: tuple[int, ...] = ()
+    seconds: float = 0.0
     engaged: int = 0
     fallbacks: Counter[str] = field(default_factory=Counter)
 
@@ -44,10 +46,15 @@ class Capabilities:
         self._ledgers: dict[str, OpLedger] = {}
 
     def register(
-        self, name: str, implementation: str, why: str = "", kernels: tuple[str, ...] = ()
+        self,
+        name: str,
+        implementation: str,
+        why: str = "",
+        kernels: tuple[str, ...] = (),
+        seconds: float = 0.0,
     ) -> OpLedger:
         """Declare which implementation of `name` was chosen; a second call replaces the first."""
-        ledger = OpLedger(name, implementation, why, kernels)
+        ledger = OpLedger(name, implementation, why, kernels, seconds=seconds)
         self._ledgers[name] = ledger
         return ledger
 

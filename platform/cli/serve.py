@@ -11,6 +11,7 @@ OPTIONS = {
     "data_dir": "Where adapters, the database and bases are kept.",
     "device": "auto, cpu or cuda.  [default: auto]",
     "dtype": "auto, bfloat16 or float32.  [default: auto]",
+    "kv_dtype": "auto (as dtype) or int8, which needs CUDA kernels.  [default: auto]",
     "database_url": "The record; SQLite in the data directory if not given.",
     "redis_url": "Shared live state; in this process if not given.",
     "kv_memory": "Memory of each engine's KV cache, such as 1GiB.",

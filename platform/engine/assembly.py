@@ -32,7 +32,7 @@ from polyloom.platform.engine.admission import Admission
 from polyloom.platform.engine.device_sampling import DeviceSampler
 from polyloom.platform.engine.draft_heads.heads import DraftHeads
 from polyloom.platform.engine.errors import EngineStartError
-from polyloom.platform.engine.graphs import CudaRecorder, DecodeGraphs
+from polyloom.platform.engine.graphs import CudaRecorder, DecodeGraphs, DecodeParts, GraphSizes
 from polyloom.platform.engine.kernels.cpu import CpuOps
 from polyloom.platform.engine.kernels.cuda import CudaOps
 from polyloom.platform.engine.kernels.ops import EngineOps, ReferenceOps
@@ -105,8 +105,7 @@ def build_engine(settings: EngineSettings, make_speculator: MakeSpeculator = Spe
     ops = _engine_ops(implementation, capabilities, device)
     decoder = Decoder(config, weights, ops, dtype)
     cache = _cache_config(settings, config, dtype, device)
-    storage = KVStorage(cache)
-    attention = PagedAttention(cache, storage, config.num_heads, implementation, capabilities)
+    attention = _attention(cache, config.num_heads, implementation, capabilities)
     lora = _lora_op(implementation, dtype, device)
     pool = AdapterPoolConfig(
         settings.adapter_memory, MAX_RESIDENT_ADAPTERS, settings.max_rank, dtype, device
@@ -116,7 +115,7 @@ def build_engine(settings: EngineSettings, make_speculator: MakeSpeculator = Spe
     residency = Residency(pages, RevisionLoader(layout, weights))
     draft_heads = DraftHeads(weights, ops, lora, _delta_pool(pool), capabilities)
     scheduler, block_pool = _scheduler_config(settings, config, cache), BlockPool(cache.num_blocks)
-    prefix_cache = _prefix_cache(settings, cache, block_pool, storage, scheduler.max_model_len)
+    prefix_cache = _prefix_cache(settings, cache, block_pool, attention, scheduler.max_model_len)
     blocks = KVCacheManager(block_pool, cache.block_size, prefix_cache)
     grammars = SequenceGrammars(GrammarCompiler(config.vocab_size))
     drafters = _drafters(settings, decoder, draft_heads, grammars)
@@ -125,21 +124,10 @@ def build_engine(settings: EngineSettings, make_speculator: MakeSpeculator = Spe
     speculator = make_speculator(drafters, blocks, settings.token_budget)
     graphs = None
     if device.type == "cuda" and isinstance(lora.op, CudaLoraOp):
-        graphs = DecodeGraphs(
-            decoder,
-            attention,
-            lora_layers,
-            pages,
-            lora.op,
-            CudaRecorder(),
-            capabilities,
-            max_tokens=settings.max_running,
-            max_blocks=-(-scheduler.max_model_len // cache.block_size),
-            block_size=cache.block_size,
-            device=device,
-        )
+        sizes = GraphSizes(settings.max_running, scheduler.max_model_len, cache.block_size)
+        parts = DecodeParts(decoder, attention, lora_layers, pages, lora.op)
+        graphs = DecodeGraphs(parts, CudaRecorder(), capabilities, sizes, device)
         graphs.capture_all()
-        logger.info("captured graphs of %s tokens in %.1f s", graphs.sizes, graphs.capture_seconds)
     return Engine(
         Admission(settings.base_digest, config.vocab_size),
         Batcher(scheduler, blocks, residency),
@@ -154,10 +142,10 @@ def build_engine(settings: EngineSettings, make_speculator: MakeSpeculator = Spe
             device,
             keeps_hidden=speculator.needs_hidden,
             graphs=graphs,
-            sampler=DeviceSampler(capabilities) if implementation == "cuda" else None,
+            sampler=DeviceSampler(capabilities, device) if implementation == "cuda" else None,
         ),
         blocks,
-        EnginePrefixCache(prefix_cache, settings.dtype, capabilities),
+        EnginePrefixCache(prefix_cache, settings.stored_dtype, capabilities),
         grammars,
         speculator,
         pages,
@@ -236,11 +224,23 @@ def _lora_op(
     return choose_lora_op(dtype, device)
 
 
+def _attention(
+    cache: KVCacheConfig,
+    num_heads: int,
+    implementation: Implementation,
+    capabilities: Capabilities,
+) -> PagedAttention:
+    try:
+        return PagedAttention(cache, KVStorage(cache), num_heads, implementation, capabilities)
+    except ValueError as error:
+        raise EngineStartError(f"kv_dtype: {error}") from error
+
+
 def _prefix_cache(
     settings: EngineSettings,
     cache: KVCacheConfig,
     pool: BlockPool,
-    storage: KVStorage,
+    attention: PagedAttention,
     max_model_len: int,
 ) -> PrefixCache | None:
     """Held prefixes get half of the blocks, and never those that the longest sequence needs."""
@@ -252,7 +252,7 @@ def _prefix_cache(
         cache.block_size,
         cache.block_bytes,
         max_held_blocks=min(cache.num_blocks // 2, cache.num_blocks - longest),
-        copy_block=storage.copy_block,
+        copy_block=attention.copy_block,
     )
 
 
@@ -267,6 +267,7 @@ def _cache_config(
         num_blocks=0,
         dtype=dtype,
         device=device,
+        eight_bits=settings.kv_dtype == "int8",
     )
     num_blocks = blocks_for_memory(cache, settings.kv_memory)
     if num_blocks < 1:

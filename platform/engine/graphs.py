@@ -1,14 +1,17 @@
 """Decode and verification steps as captured graphs: one for each bucket of tokens.
 
-A graph replays launches with the arguments that it was captured with. So everything that differs from
-step to step lies in memory that does not move: token ids, positions, and the plans of attention and
-of the adapters, whose addresses of pages are data like the rest. Adapters come and go, and sequences
-grow, without another capture. A step that fits no bucket runs eagerly and is counted with the reason.
+A graph goes from token ids to the tokens that follow them: the decoder, the logits of every row and
+their sampling. It replays launches with the arguments that it was captured with, so everything that
+differs from step to step lies in memory that does not move: token ids, positions, what each row is
+sampled by, and the plans of attention and of the adapters, whose addresses of pages are data like the
+rest. Adapters come and go, and sequences grow, without another capture. A step that fits no bucket
+runs eagerly and is counted with the reason.
 """
 
+import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,27 +29,53 @@ from polyloom.adapters.pages import AdapterPages
 from polyloom.adapters.segments import LoraBatch
 from polyloom.kvcache.attention import PagedAttention
 from polyloom.kvcache.batch import AttentionBatch
-from polyloom.kvcache.kernels.cuda_attention import (
+from polyloom.kvcache.kernels.cuda_attention_plan import (
     MAX_QUERIES,
     AttentionFrame,
     attention_frame,
     plan_attention,
 )
-from polyloom.kvcache.kernels.device_arrays import filled
+from polyloom.kvcache.kernels.device_arrays import filled, to_device
 from polyloom.kvcache.kernels.dispatch import Capabilities
+from polyloom.platform.engine.kernels.cuda_sampling import (
+    ROW_BYTES,
+    UNREAD,
+    SampledRow,
+    describe_rows,
+    sample_described,
+)
 from polyloom.platform.engine.model.decoder import Decoder
+
+logger = logging.getLogger("polyloom.engine")
 
 OP_NAME = "graph"
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
-Forward = Callable[[], torch.Tensor]
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What a step leaves on the device, good until the next one.
+
+    hidden: [T, hidden], final-normed.  logits: [T, vocab] fp32, as sampling left them.  chosen: [T]
+    int32, the token that each row asked for.
+    """
+
+    hidden: torch.Tensor
+    logits: torch.Tensor
+    chosen: torch.Tensor
+
+    def first(self, tokens: int) -> "StepOutput":
+        return StepOutput(self.hidden[:tokens], self.logits[:tokens], self.chosen[:tokens])
+
+
+Step = Callable[[], StepOutput]
 
 
 class Recorder(Protocol):
-    """What turns a forward into something that replays it."""
+    """What turns a step into something that replays it."""
 
-    def capture(self, forward: Forward) -> Forward:
-        """Run `forward` once or more and return what repeats it into the same result tensor."""
+    def capture(self, step: Step) -> Step:
+        """Run `step` once or more and return what repeats it into the same result tensors."""
         ...
 
 
@@ -56,19 +85,19 @@ class CudaRecorder:
     def __init__(self) -> None:
         self._pool: Any = None
 
-    def capture(self, forward: Forward) -> Forward:
+    def capture(self, step: Step) -> Step:
         warm_up = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         warm_up.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(warm_up):  # compiles and loads every kernel, which a capture may not
-            forward()
+            step()
         torch.cuda.current_stream().wait_stream(warm_up)
         graph = torch.cuda.CUDAGraph()
         # Loader threads allocate meanwhile; only this thread's calls belong to the graph.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            result = forward()
+            result = step()
         self._pool = graph.pool()
 
-        def replay() -> torch.Tensor:
+        def replay() -> StepOutput:
             graph.replay()
             return result
 
@@ -76,15 +105,38 @@ class CudaRecorder:
 
 
 @dataclass(frozen=True)
+class DecodeParts:
+    """What a step runs through. op: the one that `pages` were made for."""
+
+    decoder: Decoder
+    attention: PagedAttention
+    lora_layers: LoraLayers
+    pages: AdapterPages
+    op: CudaLoraOp
+
+
+@dataclass(frozen=True)
+class GraphSizes:
+    """What graphs are captured for: steps of up to max_tokens, contexts of up to max_model_len."""
+
+    max_tokens: int
+    max_model_len: int
+    block_size: int
+
+    @property
+    def max_blocks(self) -> int:
+        return -(-self.max_model_len // self.block_size)
+
+
+@dataclass(frozen=True)
 class _Bucket:
-    """One captured graph. batch and lora are what it was captured with; their plans lie in frames."""
+    """One captured graph, and the memory that it reads. inputs: ids, positions, then the rows."""
 
     tokens: int
-    ids: torch.Tensor
-    positions: torch.Tensor
+    inputs: torch.Tensor
     attention: AttentionFrame
     lora: dict[ModuleGroup, LoraFrame]
-    replay: Forward
+    replay: Step
 
 
 class DecodeGraphs:
@@ -92,28 +144,28 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        decoder: Decoder,
-        attention: PagedAttention,
-        lora_layers: LoraLayers,
-        pages: AdapterPages,
-        op: CudaLoraOp,
+        parts: DecodeParts,
         recorder: Recorder,
         capabilities: Capabilities,
-        *,
-        max_tokens: int,
-        max_blocks: int,
-        block_size: int,
+        sizes: GraphSizes,
         device: torch.device,
     ) -> None:
-        """max_tokens: of the largest bucket, at most `BUCKETS`'s.  max_blocks: of a context."""
-        self._decoder, self._attention, self._lora_layers = decoder, attention, lora_layers
-        self._pages, self._op, self._recorder = pages, op, recorder
-        self._max_blocks, self._block_size, self._device = max_blocks, block_size, device
-        self._ledger = capabilities.register(OP_NAME, "cuda")
-        self.sizes = tuple(size for size in BUCKETS if size <= max_tokens)
+        self._parts, self._recorder, self._sizes, self._device = parts, recorder, sizes, device
+        self._ledger = capabilities.register(
+            OP_NAME, "cuda", "decode and verification, from token ids to the tokens that follow"
+        )
+        self.sizes = tuple(size for size in BUCKETS if size <= sizes.max_tokens)
         self._ledger.buckets = self.sizes
         self._buckets: dict[tuple[int, bool, bool], _Bucket] = {}
-        self.capture_seconds = 0.0
+        vocabulary = parts.decoder.config.vocab_size
+        self._logits = torch.empty(
+            max(self.sizes, default=0), vocabulary, dtype=torch.float32, device=device
+        )  # of all graphs: none keeps a copy of its own
+
+    @property
+    def capture_seconds(self) -> float:
+        """Spent on captures so far, compilation at the first of them included."""
+        return self._ledger.seconds
 
     def capture_all(self) -> None:
         """Capture every bucket: decode and verification, with adapters and without."""
@@ -121,11 +173,16 @@ class DecodeGraphs:
             for verifies in (False, True):
                 for adapted in (False, True):
                     self._bucket(size, verifies, adapted)
+        logger.info("captured graphs of %s tokens in %.1f s", self.sizes, self.capture_seconds)
 
-    def forward(
-        self, token_ids: Sequence[int], batch: AttentionBatch, lora: LoraBatch
-    ) -> torch.Tensor | None:
-        """`Decoder.forward` by a graph, [T, hidden], good until the next call; None if none fits."""
+    def run(
+        self,
+        token_ids: Sequence[int],
+        batch: AttentionBatch,
+        lora: LoraBatch,
+        rows: Sequence[SampledRow],
+    ) -> StepOutput | None:
+        """A step of T tokens by a graph, None if none fits; rows: what follows each of the tokens."""
         longest = int(batch.query_starts.diff().max())
         reason = self._unfit(len(token_ids), longest, batch)
         if reason is not None:
@@ -134,8 +191,10 @@ class DecodeGraphs:
         self._ledger.engaged += 1
         size = next(size for size in self.sizes if size >= len(token_ids))
         bucket = self._bucket(size, longest > 1, not lora.empty)
-        self._refill(bucket, token_ids, batch, lora)
-        return bucket.replay()[: len(token_ids)]
+        edits = self._refill(bucket, token_ids, batch, lora, rows)
+        output = bucket.replay().first(len(token_ids))
+        del edits  # the launches that read them are under way
+        return output
 
     def _unfit(self, tokens: int, longest: int, batch: AttentionBatch) -> str | None:
         """Why no bucket fits a step; None if one does."""
@@ -143,62 +202,72 @@ class DecodeGraphs:
             return "a chunk of a prompt is in the step"
         if not self.sizes or tokens > self.sizes[-1]:
             return "more tokens than the largest bucket"
-        if batch.block_tables.shape[1] > self._max_blocks:
+        if batch.block_tables.shape[1] > self._sizes.max_blocks:
             return "a context is longer than the buckets are for"
         return None
 
     def _refill(
-        self, bucket: _Bucket, ids: Sequence[int], batch: AttentionBatch, lora: LoraBatch
-    ) -> None:
-        """Write a step into the memory that the bucket's graph reads."""
-        for target, values in (
-            (bucket.ids, np.array(ids)),
-            (bucket.positions, batch.positions.numpy()),
-        ):
-            target.copy_(torch.from_numpy(filled(values, (bucket.tokens,), 0)), non_blocking=True)
+        self,
+        bucket: _Bucket,
+        ids: Sequence[int],
+        batch: AttentionBatch,
+        lora: LoraBatch,
+        rows: Sequence[SampledRow],
+    ) -> torch.Tensor:
+        """Write a step into the memory that the bucket's graph reads; edits to be kept until then."""
+        padding = bucket.tokens - len(ids)
+        described, edits = describe_rows([*rows, *[UNREAD] * padding], self._device)
+        padded = (
+            filled(np.array(ids), (bucket.tokens,), 0),
+            filled(batch.positions.numpy(), (bucket.tokens,), 0),
+        )
+        to_device((*padded, described), self._device, bucket.inputs)
         plan_attention(batch, self._device, bucket.attention)
         for group, frame in bucket.lora.items():
-            plan_group(self._pages.pools[group], lora, self._device, frame)
+            plan_group(self._parts.pages.pools[group], lora, self._device, frame)
+        return edits
 
     def _bucket(self, size: int, verifies: bool, adapted: bool) -> _Bucket:
         key = (size, verifies, adapted)
         if key not in self._buckets:
             start = time.perf_counter()
             self._buckets[key] = self._capture(*key)
-            self.capture_seconds += time.perf_counter() - start
+            self._ledger.seconds += time.perf_counter() - start
         return self._buckets[key]
 
     def _capture(self, size: int, verifies: bool, adapted: bool) -> _Bucket:
-        ids, positions = (
-            torch.zeros(size, dtype=torch.int64, device=self._device) for _ in range(2)
+        """Capture a step of nothing but padding; its plans lie where those of real steps will."""
+        parts, device, pools = self._parts, self._device, self._parts.pages.pools
+        inputs = torch.zeros(size * (16 + ROW_BYTES) + 32, dtype=torch.uint8, device=device)
+        nothing = np.zeros(size, dtype=np.int64)
+        described, _ = describe_rows([UNREAD] * size, device)
+        ids, positions, rows = to_device((nothing, nothing, described), device, inputs)
+        frame = attention_frame(
+            size,
+            self._sizes.max_blocks,
+            self._sizes.block_size,
+            MAX_QUERIES if verifies else 1,
+            device,
         )
-        queries = MAX_QUERIES if verifies else 1
-        frame = attention_frame(size, self._max_blocks, self._block_size, queries, self._device)
-        groups: list[ModuleGroup] = [
-            group for group in self._pages.pools if adapted and group != ModuleGroup.HEAD
-        ]
         frames = {
-            group: lora_frame(
-                self._pages.pools[group], size, self._pages.config.max_rank, self._device
-            )
-            for group in groups
+            group: lora_frame(pools[group], size, parts.pages.config.max_rank, device)
+            for group in (pools if adapted else ())
         }
-        batch, lora = _nothing(positions), _no_adapters(groups)
-        attention_plan = plan_attention(_EMPTY, self._device, frame)
+        batch, lora = replace(_EMPTY, positions=positions), _no_adapters(frames)
+        attention_plan = plan_attention(_EMPTY, device, frame)
         lora_plans = {
-            group: plan_group(
-                self._pages.pools[group], _no_adapters([]), self._device, frames[group]
-            )
-            for group in groups
+            group: plan_group(pools[group], _no_adapters(()), device, own)
+            for group, own in frames.items()
         }
 
-        def forward() -> torch.Tensor:
-            self._attention.use(batch, attention_plan)
-            self._op.use(lora, lora_plans)
-            return self._decoder.forward(ids, batch, lora, self._attention, self._lora_layers)
+        def step() -> StepOutput:
+            parts.attention.use(batch, attention_plan)
+            parts.op.use(lora, lora_plans)
+            hidden = parts.decoder.forward(ids, batch, lora, parts.attention, parts.lora_layers)
+            logits = parts.decoder.logits(hidden, lora, parts.lora_layers, self._logits[:size])
+            return StepOutput(hidden, logits, sample_described(logits, rows))
 
-        replay = self._recorder.capture(forward)
-        return _Bucket(size, ids, positions, frame, frames, replay)
+        return _Bucket(size, inputs, frame, frames, self._recorder.capture(step))
 
 
 _NONE = torch.zeros(0, dtype=torch.int64)
@@ -211,14 +280,7 @@ _EMPTY = AttentionBatch(
 )
 
 
-def _nothing(positions: torch.Tensor) -> AttentionBatch:
-    """A step whose plan is given; only its positions are read."""
-    return AttentionBatch(
-        _EMPTY.query_starts, _EMPTY.context_lens, _EMPTY.block_tables, _NONE, positions
-    )
-
-
-def _no_adapters(groups: Sequence[ModuleGroup]) -> LoraBatch:
+def _no_adapters(groups: Iterable[ModuleGroup]) -> LoraBatch:
     """A step of the base alone that still runs the launches of `groups`, on empty tiles."""
     table = torch.full((1, 1), -1, dtype=torch.int32)
     return LoraBatch(

@@ -231,7 +231,7 @@ class Capability(msgspec.Struct, frozen=True):
     fell back and why.
 
     why: this implementation was chosen.  kernels: compiled for it.  graph_buckets: tokens of a step
-    that captured graphs exist for.
+    that captured graphs exist for.  compile_seconds: spent on those kernels or graphs.
     """
 
     name: str
@@ -241,6 +241,7 @@ class Capability(msgspec.Struct, frozen=True):
     why: str = ""
     kernels: tuple[str, ...] = ()
     graph_buckets: tuple[int, ...] = ()
+    compile_seconds: float = 0.0
 
 
 class AdapterResidency(msgspec.Struct, frozen=True):

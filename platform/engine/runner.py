@@ -1,5 +1,6 @@
 """Runs a step plan on the device: packs tokens, calls the decoder, samples the rows that need it."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
@@ -14,32 +15,26 @@ from polyloom.kvcache.attention import PagedAttention
 from polyloom.kvcache.batch import AttentionBatch
 from polyloom.kvcache.manager import KVCacheManager
 from polyloom.platform.engine.device_sampling import DeviceSampler
-from polyloom.platform.engine.errors import SamplingError
-from polyloom.platform.engine.graphs import DecodeGraphs
-from polyloom.platform.engine.messages import TokenLogprob
+from polyloom.platform.engine.graphs import DecodeGraphs, StepOutput
+from polyloom.platform.engine.kernels.cuda_sampling import UNREAD, SampledRow
 from polyloom.platform.engine.model.decoder import Decoder
 from polyloom.platform.engine.packing import attention_batch
-from polyloom.platform.engine.sampler import SampledToken, token_logprob
-from polyloom.platform.engine.speculation.verification import verify
-from polyloom.platform.engine.structured.matcher import GrammarMatcher
+from polyloom.platform.engine.reading import Reading, RowResult
 from polyloom.platform.engine.structured.sequences import SequenceGrammars
 from polyloom.routing.scheduler.batch import ScheduledSequence, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
-class RowResult:
-    """What a step brought for one scheduled sequence.
+class _Outputs:
+    """Of the N rows of a step that something is read from, in order.
 
-    sampled: none while its prefill goes on; of a draft, the accepted tokens and the one after them.
-    prompt_logprobs: of the prompt tokens that follow this step's rows.  error: why no token could
-    be chosen after `sampled`.  hidden: `[hidden]`, the state that the last of `sampled` was read
-    from, where somebody wants it.
+    hidden [N, hidden], logits [N, V] fp32, both on the device; chosen: the token of each row that is
+    sampled there.
     """
 
-    sampled: tuple[SampledToken, ...] = ()
-    prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    error: SamplingError | None = None
-    hidden: torch.Tensor | None = None
+    hidden: torch.Tensor
+    logits: torch.Tensor
+    chosen: list[int]
 
 
 class ModelRunner:
@@ -76,66 +71,84 @@ class ModelRunner:
 
     def run(self, plan: StepPlan) -> list[RowResult]:
         """One forward over the plan's tokens; a result for each scheduled sequence, in order."""
-        batch = self._attention_batch(plan)
-        tokens = [token for item in plan.scheduled for token in item.token_ids]
-        lora = self._lora_batch(plan.scheduled, [item.num_tokens for item in plan.scheduled])
-        hidden = None if self._graphs is None else self._graphs.forward(tokens, batch, lora)
-        if hidden is None:
-            ids = torch.tensor(tokens, device=self._device)
-            hidden = self._decoder.forward(ids, batch, lora, self._attention, self._lora_layers)
-        return self._results(plan, hidden)
-
-    def _results(self, plan: StepPlan, hidden: torch.Tensor) -> list[RowResult]:
-        """Logits of the rows that something is read from, and what is read from them."""
-        counts = [_rows_needed(item) for item in plan.scheduled]
-        if not any(counts):
-            return [RowResult()] * len(plan.scheduled)
-        ends = np.cumsum([item.num_tokens for item in plan.scheduled])
-        rows = [
-            row for end, count in zip(ends, counts, strict=True) for row in range(end - count, end)
-        ]
-        if len(rows) < len(hidden):
-            hidden = hidden[torch.tensor(rows, device=self._device)]
-        logits = self._decoder.logits(
-            hidden, self._lora_batch(plan.scheduled, counts), self._lora_layers
-        )
-        results, first = [], 0
-        read = self._read_all(plan.scheduled, counts, logits)
-        for item, count, result in zip(plan.scheduled, counts, read, strict=True):
+        readings = [self._reading(item) for item in plan.scheduled]
+        outputs = self._outputs(plan, readings)
+        if outputs is None:
+            return [RowResult()] * len(readings)
+        on_host = _host_logits(readings, outputs.logits)
+        results, first, first_on_host = [], 0, 0
+        for reading in readings:
+            if reading.on_device:
+                result = reading.chosen(outputs.chosen[first : first + reading.count])
+            else:
+                end = first_on_host + reading.count
+                result = reading.host(on_host[first_on_host:end])
+                first_on_host = end
             if self._keeps_hidden and result.sampled:
-                last = first + count - 1 - len(item.draft) + len(result.sampled) - 1
-                result = replace(result, hidden=hidden[last])
+                last = first + reading.count - 1 - len(reading.item.draft) + len(result.sampled) - 1
+                result = replace(result, hidden=outputs.hidden[last])
             results.append(result)
-            first += count
+            first += reading.count
         return results
 
-    def _read_all(
-        self, items: Seq[ScheduledSequence], counts: Seq[int], logits: torch.Tensor
-    ) -> list[RowResult]:
-        """What is read from each sequence's `counts` rows: on the device where that will do."""
-        matchers = [self._grammars.matcher(item.sequence.sequence_id) for item in items]
-        parts = torch.split_with_sizes(logits, list(counts))
-        sampler = self._sampler
-        on_device = [
-            index
-            for index, item in enumerate(items)
-            if sampler and sampler.takes(item, constrained=matchers[index] is not None)
+    def _reading(self, item: ScheduledSequence) -> Reading:
+        matcher, sampler = self._grammars.matcher(item.sequence.sequence_id), self._sampler
+        on_device = sampler is not None and sampler.takes(item, constrained=matcher is not None)
+        return Reading(item, matcher, on_device)
+
+    def _outputs(self, plan: StepPlan, readings: Seq[Reading]) -> _Outputs | None:
+        """Run the step; None where nothing is read from it."""
+        items, counts = plan.scheduled, [reading.count for reading in readings]
+        tokens = [token for item in items for token in item.token_ids]
+        batch = self._attention_batch(plan)
+        lora = self._lora_batch(items, [item.num_tokens for item in items])
+        ends = np.cumsum([item.num_tokens for item in items])
+        needed = [
+            row for end, count in zip(ends, counts, strict=True) for row in range(end - count, end)
         ]
-        sampled: dict[int, RowResult] = {}
-        if sampler and on_device:
-            chosen = sampler.sample(
-                torch.cat([parts[index] for index in on_device]), [items[i] for i in on_device]
-            )
-            for index, verified in zip(on_device, chosen, strict=True):
-                sampled[index] = RowResult(verified.tokens, error=verified.error)
-        if len(on_device) < len(items):
-            rest = [index for index in range(len(items)) if index not in sampled]
-            host = torch.cat([parts[index] for index in rest]).float().cpu().numpy()
-            ends = np.cumsum([counts[index] for index in rest])
-            for index, end in zip(rest, ends, strict=True):
-                rows = host[end - counts[index] : end]
-                sampled[index] = _read(items[index], rows, matchers[index])
-        return [sampled[index] for index in range(len(items))]
+        asked = [row for reading in readings for row in self._asked(reading)]
+        captured = self._captured(tokens, batch, lora, dict(zip(needed, asked, strict=True)))
+        if captured is not None:
+            return self._picked(captured, needed) if needed else None
+        ids = torch.tensor(tokens, device=self._device)
+        hidden = self._decoder.forward(ids, batch, lora, self._attention, self._lora_layers)
+        if not needed:
+            return None
+        if len(needed) < len(hidden):
+            hidden = hidden[torch.tensor(needed, device=self._device)]
+        logits = self._decoder.logits(hidden, self._lora_batch(items, counts), self._lora_layers)
+        if self._sampler is None or not any(reading.on_device for reading in readings):
+            return _Outputs(hidden, logits, [])
+        return _Outputs(hidden, logits, self._sampler.sample(logits, asked).tolist())
+
+    def _asked(self, reading: Reading) -> list[SampledRow]:
+        """What each of a sequence's rows is sampled by on the device."""
+        if self._sampler is not None and reading.on_device:
+            return self._sampler.rows(reading.item)
+        return [UNREAD] * reading.count
+
+    def _captured(
+        self,
+        tokens: Seq[int],
+        batch: AttentionBatch,
+        lora: LoraBatch,
+        asked: Mapping[int, SampledRow],
+    ) -> StepOutput | None:
+        """The whole step by a graph, with all its rows; None if there is none for it."""
+        if self._graphs is None:
+            return None
+        rows = [asked.get(row, UNREAD) for row in range(len(tokens))]
+        return self._graphs.run(tokens, batch, lora, rows)
+
+    def _picked(self, step: StepOutput, needed: Seq[int]) -> _Outputs:
+        """The rows that are needed. The next step overwrites what the graph left."""
+        hidden, logits, chosen = step.hidden, step.logits, step.chosen
+        if len(needed) < len(hidden):
+            rows = torch.tensor(needed, device=self._device)
+            hidden, logits, chosen = hidden[rows], logits[rows], chosen[rows]
+        elif self._keeps_hidden:
+            hidden = hidden.clone()
+        return _Outputs(hidden, logits, chosen.tolist())
 
     def _attention_batch(self, plan: StepPlan) -> AttentionBatch:
         items = plan.scheduled
@@ -157,44 +170,10 @@ class ModelRunner:
         )
 
 
-def _prompt_rows(item: ScheduledSequence) -> range:
-    """Positions in this chunk whose logits are the logprob of a prompt token not sent yet."""
-    sequence = item.sequence
-    if sequence.request.sampling.prompt_logprobs is None:
-        return range(0)
-    end = min(item.start + item.num_tokens, sequence.prompt_len - 1)
-    return range(max(item.start, sequence.prompt_logprobs_sent - 1, 0), end)
-
-
-def _rows_needed(item: ScheduledSequence) -> int:
-    """How many of the chunk's rows, counted from its end, something is read from."""
-    prompt_rows = _prompt_rows(item)
-    if prompt_rows:
-        return item.start + item.num_tokens - prompt_rows.start
-    return 1 + len(item.draft) if item.samples else 0
-
-
-def _read(
-    item: ScheduledSequence, logits: NDArray[np.float32], matcher: GrammarMatcher | None
-) -> RowResult:
-    """Read one sequence's rows: `logits` `[n, V]` of the last n of its chunk."""
-    sequence, sampling = item.sequence, item.sequence.request.sampling
-    first = item.start + item.num_tokens - len(logits)
-    prompt_logprobs = []
-    if sampling.prompt_logprobs is not None and sequence.prompt_logprobs_sent == 0:
-        prompt_logprobs.append(TokenLogprob(sequence.tokens[0], None))
-    for position in _prompt_rows(item):
-        token = sequence.tokens[position + 1]
-        alternatives = sampling.prompt_logprobs or 0
-        prompt_logprobs.append(token_logprob(logits[position - first], token, alternatives))
-    if not item.samples:
-        return RowResult(prompt_logprobs=tuple(prompt_logprobs))
-    verified = verify(
-        logits[len(logits) - 1 - len(item.draft) :],
-        sampling,
-        sequence.tokens,
-        sequence.prompt_len,
-        item.draft,
-        matcher,
-    )
-    return RowResult(verified.tokens, tuple(prompt_logprobs), verified.error)
+def _host_logits(readings: Seq[Reading], logits: torch.Tensor) -> NDArray[np.float32]:
+    """The rows of the sequences that are read on the host, one after the other."""
+    on_host = [not reading.on_device for reading in readings for _ in range(reading.count)]
+    if not all(on_host):
+        logits = logits[torch.tensor(on_host).nonzero().flatten().to(logits.device)]
+    rows: NDArray[np.float32] = logits.cpu().numpy()
+    return rows

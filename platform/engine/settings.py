@@ -25,6 +25,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     which `auto` takes on a CUDA device.
     vocabulary: of the grammars to expect, loaded at the start; others when they come.
     prefix_cache: reuse K and V of prompts that begin alike; off, nothing is looked up or kept.
+    kv_dtype: `int8` stores K and V in 8 bits with scales, where the CUDA kernels run; `auto` as
+    `dtype`. The cache of a draft model is always as `dtype`.
     drafters: who may guess next tokens, where that pays; none: every token takes a step.
     draft_model: folder of a smaller model of the same tokenizer that drafts too; its cache takes a
     quarter of `kv_memory` more.
@@ -39,6 +41,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     threads: int
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    kv_dtype: Literal["auto", "int8"] = "auto"
     block_size: int = 16
     token_budget: int = 512
     max_running: int = 64
@@ -76,6 +79,11 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 f"address is longer than the {_MAX_SOCKET_PATH} bytes a socket's path may have: "
                 f"{self.address}"
             )
+
+    @property
+    def stored_dtype(self) -> str:
+        """What K and V are stored as."""
+        return self.dtype if self.kv_dtype == "auto" else self.kv_dtype
 
     @property
     def socket_path(self) -> Path:

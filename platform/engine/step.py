@@ -35,7 +35,8 @@ from polyloom.platform.engine.messages import (
     Tokens,
 )
 from polyloom.platform.engine.prefix import EnginePrefixCache
-from polyloom.platform.engine.runner import ModelRunner, RowResult
+from polyloom.platform.engine.reading import RowResult
+from polyloom.platform.engine.runner import ModelRunner
 from polyloom.platform.engine.speculation.speculator import Speculator
 from polyloom.platform.engine.structured.sequences import SequenceGrammars
 from polyloom.routing.grammar import Vocabulary
@@ -240,6 +241,7 @@ class Engine:
                 ledger.why,
                 ledger.kernels,
                 ledger.buckets,
+                ledger.seconds,
             )
             for ledger in self._capabilities.ledgers()
         )

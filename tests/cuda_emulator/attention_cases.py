@@ -7,7 +7,7 @@ import torch
 
 from polyloom.kvcache.batch import AttentionBatch
 from polyloom.kvcache.kernels import cuda_attention
-from polyloom.kvcache.kernels.cuda_attention import AttentionPlan, plan_attention
+from polyloom.kvcache.kernels.cuda_attention_plan import AttentionPlan, plan_attention
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,12 @@ import torch
 
 from polyloom.adapters.kernels.cuda import CudaLoraOp
 from polyloom.kvcache.kernels.cuda import stand_in
-from polyloom.platform.engine.kernels.cuda_sampling import SampledRow
 from polyloom.routing.sampling_params import SamplingParams
 from tests.cuda_emulator.attention_cases import AttentionCase, AttentionShape
 from tests.cuda_emulator.backend import EmulatedDevice
 from tests.cuda_emulator.emulator import KernelError, RawModule
 from tests.cuda_emulator.lora_cases import LoraCase, LoraShape, relative
-from tests.cuda_emulator.sampling_cases import VOCABULARY, check, random_row
+from tests.cuda_emulator.sampling_cases import VOCABULARY, Asked, check, random_row
 
 BAR = 2e-6
 
@@ -85,7 +84,7 @@ def run_sampling() -> None:
     check(logits, [random_row(rng) for _ in logits])
     params = [SamplingParams(max_tokens=1, seed=n, top_p=0.4) for n in range(8)]
     ties = rng.integers(0, 3, (8, VOCABULARY)).astype(np.float32)
-    check(ties, [SampledRow(param, [1], 1) for param in params])
+    check(ties, [Asked(param, [1], 1) for param in params])
 
 
 MUTATIONS = (

@@ -1,30 +1,43 @@
 """Rows of logits with all parameters of sampling, and what the host sampler makes of them."""
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 
-from polyloom.platform.engine.kernels.cuda_sampling import SampledRow, sample_rows
+from polyloom.platform.engine.device_sampling import sampled_row
+from polyloom.platform.engine.kernels.cuda_sampling import sample_rows
 from polyloom.platform.engine.sampler import sample
 from polyloom.routing.sampling_params import SamplingParams
 
 VOCABULARY = 700
 
 
-def host(logits: np.ndarray, rows: list[SampledRow]) -> list[int]:
+class Asked(NamedTuple):
+    """A row that follows `tokens`, of which the first `prompt_len` are the prompt."""
+
+    params: SamplingParams
+    tokens: list[int]
+    prompt_len: int
+
+
+def device(logits: torch.Tensor, rows: list[Asked]) -> list[int]:
+    return sample_rows(logits, [sampled_row(*row) for row in rows]).tolist()
+
+
+def host(logits: np.ndarray, rows: list[Asked]) -> list[int]:
     return [
         sample(row, at.params, at.tokens, at.prompt_len).token_id
         for row, at in zip(logits, rows, strict=True)
     ]
 
 
-def check(logits: np.ndarray, rows: list[SampledRow]) -> None:
+def check(logits: np.ndarray, rows: list[Asked]) -> None:
     """AssertionError unless the device chooses what the host does."""
-    expected = host(logits, rows)
-    chosen = sample_rows(torch.from_numpy(logits.copy()), rows)
-    assert chosen.tolist() == expected
+    assert device(torch.from_numpy(logits.copy()), rows) == host(logits, rows)
 
 
-def random_row(rng: np.random.Generator) -> SampledRow:
+def random_row(rng: np.random.Generator) -> Asked:
     tokens = [int(t) for t in rng.integers(0, VOCABULARY, int(rng.integers(1, 40)))]
     bias = {
         int(t): float(b)
@@ -45,4 +58,4 @@ def random_row(rng: np.random.Generator) -> SampledRow:
         min_tokens=int(rng.integers(0, 20)),
         stop_token_ids=(3, 8) if rng.integers(2) else (),
     )
-    return SampledRow(params, tokens, int(rng.integers(1, len(tokens) + 1)))
+    return Asked(params, tokens, int(rng.integers(1, len(tokens) + 1)))

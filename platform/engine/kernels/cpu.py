@@ -14,6 +14,7 @@ SOURCES = tuple(Path(__file__).with_name(name) for name in ("linear.cpp", "eleme
 _LANES = 16
 _INPUT_STEP = 32
 _DTYPES = (torch.float32, torch.bfloat16)
+_WHY = "C++ for this processor"
 
 
 class CpuOps:
@@ -23,7 +24,7 @@ class CpuOps:
     """
 
     def __init__(self, capabilities: Capabilities) -> None:
-        self._ledgers = {name: capabilities.register(name, "cpu") for name in OP_NAMES}
+        self._ledgers = {name: capabilities.register(name, "cpu", _WHY) for name in OP_NAMES}
         self._missing = load_cpu_ops("polyloom_engine", SOURCES)
         self._ops = torch.ops.polyloom_engine
 

@@ -9,13 +9,16 @@ from polyloom.kvcache.kernels.dispatch import Capabilities
 from polyloom.platform.engine.kernels import reference
 from polyloom.platform.engine.kernels.ops import PackedLinear, ReferenceOps, TorchOp, as_written
 
+_WHY = "torch's products and gathers; elementwise ops through torch.compile"
+
 
 class CudaOps(ReferenceOps):
     """`EngineOps` over weights on one device. Elementwise ops are compiled at their first use, once
     for all numbers of tokens; on another type of device they run as they are written."""
 
     def __init__(self, capabilities: Capabilities, device: torch.device) -> None:
-        super().__init__(capabilities, "cuda", _compiled if device.type == "cuda" else as_written)
+        on_cuda = device.type == "cuda"
+        super().__init__(capabilities, "cuda", _WHY, _compiled if on_cuda else as_written)
         self._device = device
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:

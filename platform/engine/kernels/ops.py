@@ -89,17 +89,20 @@ def as_written(op: TorchOp) -> TorchOp:
 class ReferenceOps:
     """`EngineOps` in plain torch.
 
-    implementation: the name that the capabilities show.  compiled: what is done to the elementwise
-    functions before they are used.
+    implementation: the name that the capabilities show, and why.  compiled: what is done to the
+    elementwise functions before they are used.
     """
 
     def __init__(
         self,
         capabilities: Capabilities,
         implementation: str = "reference",
+        why: str = "plain torch",
         compiled: Callable[[TorchOp], TorchOp] = as_written,
     ) -> None:
-        self._ledgers = {name: capabilities.register(name, implementation) for name in OP_NAMES}
+        self._ledgers = {
+            name: capabilities.register(name, implementation, why) for name in OP_NAMES
+        }
         self._rms_norm = compiled(reference.rms_norm)
         self._add_rms_norm = compiled(_add_rms_norm)
         self._silu_mul = compiled(reference.silu_mul)

@@ -7,18 +7,21 @@
 constexpr int THREADS = 256;
 constexpr int BINS = 256;
 
-// What one row asks for. edits: [first_edit, last_edit) of the edit list. temperature 0 is greedy.
-struct alignas(16) SamplingRow {
-  unsigned long long key;
-  double top_p, presence, frequency;
-  float inverse_temperature, min_p, repetition;
-  int top_k, first_edit, last_edit, greedy, padding;
-};
-
 // One token that a row changes before it samples. count: of it in the output so far.
 struct alignas(16) SamplingEdit {
   int token, count, flags;  // flags: 1 it was seen (repetition penalty), 2 it is masked
   float bias;
+};
+
+enum RowMode { SAMPLED, GREEDY, UNREAD };  // UNREAD: its logits stay as they are, -1 is chosen
+
+// What one row asks for. edits: num_edits of them, of different tokens.
+struct alignas(16) SamplingRow {
+  unsigned long long key;
+  const SamplingEdit* edits;
+  double top_p, presence, frequency;
+  float inverse_temperature, min_p, repetition;
+  int top_k, num_edits, mode;
 };
 
 __device__ __forceinline__ float edited(float v, const SamplingRow& row, const SamplingEdit& edit) {
@@ -166,11 +169,11 @@ __device__ __forceinline__ Cut top_p_cut(
   return {bits, nth_token(search, logits, vocabulary, best, inverse_temperature, kept, bits, wanted)};
 }
 
-// chosen[row] = the next token, -1 if the logits have a NaN or no finite best. The logits of a row
-// [vocabulary] are changed by its edits. grid (rows), block THREADS.
-__global__ void __launch_bounds__(THREADS) sample_rows(
+// chosen[row] = the next token, -1 if the logits have a NaN or no finite best, or are not to be read.
+// The logits of a row [vocabulary] are changed by its edits. grid (rows), block THREADS.
+__global__ void __launch_bounds__(THREADS, 1) sample_rows(
     int* __restrict__ chosen, float* __restrict__ all_logits, const SamplingRow* __restrict__ rows,
-    const SamplingEdit* __restrict__ edits, int vocabulary) {
+    int vocabulary) {
   __shared__ SamplingRow row;
   __shared__ Search search;
   __shared__ double values[THREADS / 32];
@@ -179,8 +182,12 @@ __global__ void __launch_bounds__(THREADS) sample_rows(
   float* logits = all_logits + (long long)blockIdx.x * vocabulary;
   if (threadIdx.x == 0) row = rows[blockIdx.x];
   __syncthreads();
-  for (int e = row.first_edit + threadIdx.x; e < row.last_edit; e += THREADS) {
-    const SamplingEdit edit = edits[e];
+  if (row.mode == UNREAD) {
+    if (threadIdx.x == 0) chosen[blockIdx.x] = -1;
+    return;
+  }
+  for (int e = threadIdx.x; e < row.num_edits; e += THREADS) {
+    const SamplingEdit edit = row.edits[e];
     logits[edit.token] = edited(logits[edit.token], row, edit);
   }
   __syncthreads();
@@ -197,7 +204,7 @@ __global__ void __launch_bounds__(THREADS) sample_rows(
     if (threadIdx.x == 0) chosen[blockIdx.x] = -1;
     return;
   }
-  if (row.greedy) {
+  if (row.mode == GREEDY) {
     if (threadIdx.x == 0) chosen[blockIdx.x] = best.token;
     return;
   }

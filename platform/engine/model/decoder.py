@@ -183,12 +183,19 @@ class Decoder:
         return hidden
 
     @torch.inference_mode()
-    def logits(self, hidden: torch.Tensor, lora: LoraBatch, lora_layers: LoraHook) -> torch.Tensor:
-        """fp32 `[N, vocab]` of N rows of `forward`'s result; lora describes those rows."""
+    def logits(
+        self,
+        hidden: torch.Tensor,
+        lora: LoraBatch,
+        lora_layers: LoraHook,
+        into: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """fp32 `[N, vocab]` of N rows of `forward`'s result, written to `into` where it is given;
+        lora describes those rows."""
         logits = self._ops.linear(hidden, self._head)
         if not lora.empty:
             lora_layers.apply(ModuleGroup.HEAD, 0, hidden, logits, lora)
-        logits = logits.float()
+        logits = logits.float() if into is None else into.copy_(logits)
         if self.config.logits_divisor != 1.0:
             logits.div_(self.config.logits_divisor)
         cap = self.config.logits_softcap

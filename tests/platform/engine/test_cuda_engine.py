@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -14,9 +15,11 @@ from polyloom.platform.engine.errors import EngineStartError
 from polyloom.platform.engine.model.families import read_config
 from polyloom.platform.engine.model.layout import base_layout
 from polyloom.platform.engine.model.weights import FusedWeights
+from polyloom.routing.request import CacheOwner, CacheScope
 from tests.cuda_emulator.backend import EmulatedDevice
 
 STEPS = 1000
+EIGHT_BITS = 0.05  # largest difference of a logprob
 VOCABULARY = 96
 ADAPTERS = ((4, "all-linear"), (12, ("q_proj", "v_proj")), (3, ("down_proj",)))
 
@@ -89,6 +92,48 @@ def test_a_device_that_is_not_there_is_refused(engine_factory, monkeypatch) -> N
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(EngineStartError, match="torch sees no such device"):
         engine_factory(implementation="auto", device="cuda")
+
+
+@pytest.mark.parametrize("implementation", ["reference", "auto"])
+def test_only_cuda_kernels_keep_a_cache_of_eight_bits(engine_factory, implementation: str) -> None:
+    with pytest.raises(EngineStartError, match="kv_dtype: a cache of 8 bits needs the CUDA"):
+        engine_factory(implementation=implementation, kv_dtype="int8")
+
+
+def teacher_forced(answers) -> list[float]:
+    return [one.logprob for answer in answers for one in answer.prompt_logprobs if one.logprob]
+
+
+def test_a_cache_of_eight_bits_stays_near(
+    emulated_device: EmulatedDevice, engine_factory, request_factory, run
+) -> None:
+    """Logprobs of given texts, in chunks over the cache; twice the tokens fit, and blocks that are
+    shared or copied take their scales along."""
+    rng = np.random.default_rng(0)
+    texts = [tuple(int(t) for t in rng.integers(3, 512, 90)) for _ in range(4)]
+    scored = [
+        request_factory(text, max_tokens=0, prompt_logprobs=0, logprobs=None) for text in texts
+    ]
+    plain, narrow = (
+        engine_factory(implementation="cuda", kv_dtype=kept, token_budget=16, itl_target=60.0)
+        for kept in ("auto", "int8")
+    )
+    expected, actual = (teacher_forced(run(engine, scored)) for engine in (plain, narrow))
+    assert len(actual) == 4 * 89
+    assert np.abs(np.subtract(actual, expected)).max() <= EIGHT_BITS
+    assert narrow.status().blocks_total > 3 * plain.status().blocks_total
+    used = {one.name: one for one in narrow.capabilities()}["paged_attention"]
+    assert "in 8 bits" in used.why and "attend<float,signed char,4,1>" in used.kernels
+    scope = CacheScope(owner=CacheOwner("tenant", "mine"), tokenizer_digest="sha256:tokenizer")
+    warm = [
+        request_factory((*texts[0][:kept], 5), max_tokens=6, cache=scope) for kept in (70, 70, 56)
+    ]
+    first, second, third = (run(narrow, [one])[0] for one in warm)
+    assert first.token_ids == second.token_ids
+    assert third.end.cached_tokens == 56  # three blocks, and half of a copied one
+    assert (
+        third.token_ids == run(narrow, [msgspec.structs.replace(warm[2], cache=None)])[0].token_ids
+    )
 
 
 def options(folder: Path) -> dict[str, object]:
