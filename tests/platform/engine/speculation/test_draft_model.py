@@ -108,6 +108,41 @@ def test_a_proposal_depends_on_the_sequence_alone(engine_of, other_folder, decod
         drafter.close(each.sequence_id)
 
 
+def test_drafts_are_the_same_after_steps_without_any(
+    engine_of, other_folder, request_factory, run, monkeypatch
+):
+    """Length 3, then 0 for a while, then 3 again: no draft differs from those of no pause."""
+    engine = engine_of(other_folder)
+    drafter, extend, steps = drafter_of(engine), engine._speculator.extend, []
+    propose, drafts = drafter.propose, {}
+
+    def noted(rows):
+        proposals = propose(rows)
+        for row, proposal in zip(rows, proposals, strict=True):
+            drafts[row.sequence.output_len] = proposal.tokens
+        return proposals
+
+    def paused(plan):
+        steps.append(plan)
+        return plan if 6 <= len(steps) < 14 else extend(plan)
+
+    def answer():
+        drafts.clear()
+        request = request_factory(PROMPTS[1], max_tokens=40)
+        (ended,) = run(engine, [msgspec.structs.replace(request, drafts=3)])
+        return ended.token_ids, dict(drafts)
+
+    monkeypatch.setattr(drafter, "propose", noted)
+    text, throughout = answer()
+    monkeypatch.setattr(engine._speculator, "extend", paused)
+    again, toggled = answer()
+    assert again == text
+    assert len(toggled) < len(throughout)
+    common = throughout.keys() & toggled.keys()
+    assert max(common) > 20
+    assert {place: throughout[place] for place in common} == {p: toggled[p] for p in common}
+
+
 def test_a_long_prompt_is_caught_up_with_in_parts(engine_of, other_folder, decoding):
     drafter = drafter_of(engine_of(other_folder))
     prompt = [3 + i % 500 for i in range(2 * CATCH_UP + 10)]

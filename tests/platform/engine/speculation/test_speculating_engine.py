@@ -160,6 +160,29 @@ def test_logprobs_are_those_without_drafts_one_a_token(
             assert [t.token_id for t in entry.top] == [t.token_id for t in other.top]
 
 
+def test_teacher_forcing_gives_every_logprob(
+    shared, requests_of, request_factory, run, texts, scripted, speculate
+):
+    """The whole text as a prompt, in other shapes and without drafts."""
+    known = Known(requests_of(), texts(requests_of()))
+    engine = speculate(shared, scripted(known.mixed))
+    answers = run(engine, [drafting(request, 5) for request in requests_of(logprobs=0)])
+    assert min(sums(answers)) > 0
+    forced = run(
+        engine,
+        [
+            request_factory((*prompt, *answer.token_ids), max_tokens=1, prompt_logprobs=0)
+            for prompt, answer in zip(PROMPTS, answers, strict=True)
+        ],
+    )
+    for answer, reference in zip(answers, forced, strict=True):
+        wanted = reference.prompt_logprobs[-len(answer.token_ids) :]
+        assert [entry.token_id for entry in wanted] == answer.token_ids
+        assert [entry.logprob for entry in answer.logprobs] == pytest.approx(
+            [entry.logprob for entry in wanted], abs=1e-5
+        )
+
+
 @pytest.mark.parametrize("max_tokens", range(1, 7))
 def test_max_tokens_around_the_length_of_a_draft(
     shared, request_factory, run, texts, scripted, speculate, max_tokens
@@ -373,7 +396,7 @@ def test_the_report_adds_up_and_nothing_is_left_of_a_sequence(
     assert sorted(drafter.closed) == sorted(request.sequence_id for request in requests)
     speculator = engine._speculator
     assert not (
-        speculator._totals or speculator._hidden or speculator._controller.acceptance._requests
+        speculator._followed or speculator._hidden or speculator._controller.acceptance._requests
     )
 
 

@@ -71,27 +71,39 @@ def p_value(counts, law):
     order = np.argsort(expected)
     small = order[np.cumsum(expected[order]) <= max(5.0, expected[expected < 5].sum())]
     large = np.setdiff1d(order, small)
-    expected = np.append(expected[large], expected[small].sum())
-    observed = np.append(counts.ravel()[large], counts.ravel()[small].sum())
+    cells = [[cell] for cell in large] + ([small] if small.size else [])
+    observed = np.array([counts.ravel()[cell].sum() for cell in cells])
+    expected = np.array([expected[cell].sum() for cell in cells])
     freedom = len(expected) - 1
     statistic = ((observed - expected) ** 2 / expected).sum()
     z = (statistic / freedom) ** (1 / 3) - 1 + 2 / (9 * freedom)
     return 0.5 * math.erfc(z / math.sqrt(2 / (9 * freedom)) / math.sqrt(2))
 
 
-def joint_law():
+def filtered(row, top_k=VOCABULARY, top_p=1.0, min_p=0.0, logit_bias=None):
+    """The law of one token after the filters, by their definitions."""
+    for token, bias in (logit_bias or {}).items():
+        row[token] += bias
+    law = np.exp(row) / np.exp(row).sum()
+    likeliest = np.sort(law)[::-1]
+    law[law < likeliest[top_k - 1]] = 0.0
+    before = np.array([law[law > p].sum() for p in law]) / law.sum()
+    law[(before >= top_p) | (law < min_p * law.max())] = 0.0
+    return law / law.sum()
+
+
+def joint_law(**filters):
     """P of each triple of tokens after the prompt, `[10, 10, 10]`."""
-    odds = np.exp(TABLE.astype(np.float64))
-    law = odds / odds.sum(axis=1, keepdims=True)
+    law = np.stack([filtered(row, **filters) for row in TABLE.astype(np.float64)])
     return law[PROMPT[-1]][:, None, None] * law[:, :, None] * law[None, :, :]
 
 
-def triples(drafted, decide, trials):
+def triples(drafted, decide, trials, **filters):
     counts = np.zeros((VOCABULARY,) * 3)
     for seed in range(trials):
         tokens = list(PROMPT)
         while len(tokens) < len(PROMPT) + 3:
-            tokens += decide(params(seed=seed), tokens, drafted(tokens, seed))
+            tokens += decide(params(seed=seed, **filters), tokens, drafted(tokens, seed))
         counts[tuple(tokens[len(PROMPT) :][:3])] += 1
     return counts
 
@@ -117,6 +129,19 @@ def test_three_tokens_follow_the_enumerated_joint_law(drafted):
 @pytest.mark.parametrize("drafted", DRAFTS)
 def test_three_tokens_follow_the_enumerated_joint_law_in_many_samples(drafted):
     assert p_value(triples(drafted, by_verification, SEEDS_OF_ALL), joint_law()) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [{"top_k": 4}, {"top_p": 0.7}, {"min_p": 0.2}, {"logit_bias": {3: 1.5, 4: -2.0}}],
+    ids=str,
+)
+def test_three_tokens_follow_the_filtered_law(filters):
+    """Drafts follow the unfiltered one, so many of them are refused."""
+    counts = triples(sampled_draft, by_verification, TRIALS // 2, **filters)
+    law = joint_law(**filters)
+    assert counts[law == 0].sum() == 0
+    assert p_value(counts[law > 0], law[law > 0]) > 1e-3
 
 
 @pytest.mark.parametrize("drafted", [argmax_draft, sampled_draft])
