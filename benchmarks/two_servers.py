@@ -39,6 +39,8 @@ async def served_after(first: httpx.AsyncClient, second: httpx.AsyncClient, numb
     while (elapsed := time.perf_counter() - start) < GIVE_UP:
         body = {"model": "voice", "prompt": "Hello", "max_tokens": 1}
         answer = await second.post("/v1/completions", json=body)
+        if answer.status_code == httpx.codes.NOT_FOUND:  # it has not heard of the adapter yet
+            continue
         answer.raise_for_status()
         if answer.headers["x-polyloom-revision"] == f"voice@{number}":
             return elapsed
