@@ -33,7 +33,7 @@ from polyloom.platform.engine.step import Engine
 
 FIXED = (64, 128, 256, 512)
 ITL_TARGET, FIRST_TARGET, NO_TARGET = 0.1, 2.0, 1e6  # seconds
-ROUNDS = 2
+ROUNDS = 3
 WITHIN = 0.95
 VOCABULARY = 49_000
 

@@ -92,26 +92,30 @@ async def ask(
 
 
 async def warm_prefix(server: LocalServer) -> WarmPrefix:
-    """Alternately warm, alone and cold, so that all see the same machine."""
+    """In turns, so that all see the same machine."""
     key = await server.create_tenant("prefixes", ["inference"])
     async with tenant_client(server, key) as client:
         model = (await client.get("/v1/models")).json()["data"][0]["id"]
         system = await _fitting_system(client, model)
         times: dict[str, list[float]] = {"warm": [], "alone": [], "cold": []}
+        usages: dict[str, dict[str, Any]] = {}
         for number in range(1, ROUNDS + 1):
-            warm, usage = await ask(client, model, system, number)
-            alone, small = await ask(client, model, "", number)
-            cold, _ = await ask(client, model, f"{number} {system}", number)
-            for name, value in (("warm", warm), ("alone", alone), ("cold", cold)):
-                times[name].append(value)
-        cached = usage["prompt_tokens_details"]["cached_tokens"]
+            # A processor is slower right after a long prompt: each of the two follows it as often.
+            prompts = {"warm": system, "alone": ""}
+            for name in list(prompts)[:: 1 if number % 2 else -1]:
+                seconds, usages[name] = await ask(client, model, prompts[name], number)
+                times[name].append(seconds)
+            seconds, _ = await ask(client, model, f"{number} {system}", number)
+            times["cold"].append(seconds)
+        warm, alone = usages["warm"], usages["alone"]
+        cached = warm["prompt_tokens_details"]["cached_tokens"]
         return WarmPrefix(
             warm=statistics.median(times["warm"]),
             alone=statistics.median(times["alone"]),
             cold=statistics.median(times["cold"]),
             cached_tokens=cached,
-            new_tokens=usage["prompt_tokens"] - cached,
-            alone_tokens=small["prompt_tokens"] - small["prompt_tokens_details"]["cached_tokens"],
+            new_tokens=warm["prompt_tokens"] - cached,
+            alone_tokens=alone["prompt_tokens"] - alone["prompt_tokens_details"]["cached_tokens"],
         )
 
 
