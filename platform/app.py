@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from litestar import Litestar
 from litestar.datastructures import MutableScopeHeaders, State
 from litestar.di import Provide
-from litestar.types import Message, Scope
+from litestar.types import ControllerRouterHandler, Message, Scope
 
 from polyloom.platform.api.adapters import ADAPTER_ROUTES
 from polyloom.platform.api.admin import ADMIN_ROUTES
@@ -32,7 +32,7 @@ from polyloom.platform.settings import Settings
 MAX_BODY_BYTES = 32 << 20
 """Of any body but an upload's."""
 
-ROUTES = [
+ROUTES: list[ControllerRouterHandler] = [
     create_chat_completion,
     create_completion,
     list_models,
