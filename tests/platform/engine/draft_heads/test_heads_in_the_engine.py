@@ -2,7 +2,8 @@
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ import pytest
 from polyloom.adapters.source import AdapterSource, DraftHeadSource
 from polyloom.platform.engine.assembly import build_engine
 from polyloom.platform.engine.settings import EngineSettings
+from polyloom.platform.engine.speculation.drafter import DraftRow, Proposal
 from polyloom.platform.engine.step import Engine
 from polyloom.routing.drafts import DraftPolicy
 from polyloom.routing.request import GenerationRequest
@@ -40,12 +42,28 @@ def until_drafted(engine: Engine, run: Run, request: Callable[[], GenerationRequ
         assert time.monotonic() < give_up
 
 
+def drafts_of(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[int, ...]]]:
+    """All drafts from now on, by sequence, in their order."""
+    (drafter,) = engine._speculator._drafters
+    propose, drafted = drafter.propose, defaultdict(list)
+
+    def noted(rows: Sequence[DraftRow]) -> list[Proposal]:
+        proposals = propose(rows)
+        for row, proposal in zip(rows, proposals, strict=True):
+            drafted[row.sequence.sequence_id].append(proposal.tokens)
+        return proposals
+
+    monkeypatch.setattr(drafter, "propose", noted)
+    return drafted
+
+
 def test_mixes_of_adapters_heads_and_lengths_equal_each_alone(
     engine: Engine,
     heads: HeadMaker,
     request_factory: Make,
     run: Run,
     adapter_factory: Callable[..., AdapterSource],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     adapters = [None, adapter_factory(4, 0), adapter_factory(20, 1)]
     sources = [None, heads.source(None), heads.source("first"), heads.source("second")]
@@ -67,12 +85,16 @@ def test_mixes_of_adapters_heads_and_lengths_equal_each_alone(
 
     for source in sources[1:]:
         until_drafted(engine, run, lambda source=source: request(None, source, 3))  # type: ignore[misc]
-    alone = [run(engine, [request(*mix[i])])[0] for i in order]
-    together = run(engine, [request(*mix[i]) for i in order])
-    for place, one, other in zip(order, alone, together, strict=True):
+    drafted = drafts_of(engine, monkeypatch)
+    alone = [request(*mix[i]) for i in order]
+    answers = [run(engine, [each])[0] for each in alone]
+    together = [request(*mix[i]) for i in order]
+    mixed_answers = run(engine, together)
+    assert len({tuple(answer.token_ids) for answer in answers}) == len(adapters)
+    for place, one, mixed, answer, mixed_answer in zip(
+        order, alone, together, answers, mixed_answers, strict=True
+    ):
         _, source, drafts = mix[place]
-        assert other.token_ids == one.token_ids
-        counts = [(a.end.accepted_tokens, a.end.rejected_tokens) for a in (one, other)]
-        assert counts[0] == counts[1]
-        assert (sum(counts[0]) == 0) == (source is None or drafts == "off")
-    assert len({tuple(answer.token_ids) for answer in together}) == len(adapters)
+        assert mixed_answer.token_ids == answer.token_ids
+        assert drafted[mixed.sequence_id] == drafted[one.sequence_id]
+        assert bool(drafted[one.sequence_id]) == (source is not None and drafts != "off")

@@ -199,8 +199,9 @@ def test_max_tokens_around_the_length_of_a_draft(
 
 
 @pytest.mark.parametrize("place", range(1, 6))
+@pytest.mark.parametrize("more", [0, 8])
 def test_a_stop_token_inside_a_draft_ends_everything(
-    shared, request_factory, run, texts, scripted, speculate, place
+    shared, request_factory, run, texts, scripted, speculate, place, more
 ):
     """Nothing after it is in the text, the usage or the logprobs; stop wins over length."""
     full = request_factory(PROMPTS[3], max_tokens=8, seed=5, temperature=1.0)
@@ -211,7 +212,7 @@ def test_a_stop_token_inside_a_draft_ends_everything(
     engine = speculate(shared, scripted(known.right))
     request = request_factory(
         PROMPTS[3],
-        max_tokens=place + 1,
+        max_tokens=place + 1 + more,
         seed=5,
         temperature=1.0,
         stop_token_ids=(stop,),
