@@ -10,11 +10,12 @@ Compiles every kernel, checks each against float64 on the device, times each aga
 
 import argparse
 import contextlib
+import gc
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -24,10 +25,11 @@ if __package__ and (ROOT := Path(__file__).resolve().parents[1]):
 import torch
 import torch.nn.functional as F
 
-from benchmarks.gpu_model import LLAMA_8B, TINY, ServedModel, Sizes
+from benchmarks.gpu_decode import time_adapters, time_cold_adapter, time_graphs, time_points
+from benchmarks.gpu_model import LLAMA_8B, LONG, TINY, ServedModel
+from benchmarks.gpu_report import Clock, Report
 from polyloom.adapters.base_layout import ModuleGroup
 from polyloom.adapters.kernels.cuda import CudaLoraOp
-from polyloom.adapters.placement import Allocation
 from polyloom.kvcache.kernels.cuda import stand_in
 from polyloom.platform.engine.graphs import CudaRecorder, Recorder
 from tests.cuda_emulator.attention_cases import AttentionCase, AttentionShape
@@ -35,70 +37,7 @@ from tests.cuda_emulator.backend import EmulatedDevice
 from tests.cuda_emulator.lora_cases import LoraCase, LoraShape, Segments, relative
 from tests.cuda_emulator.recorder import Rerun
 
-LIMIT_SECONDS = 450
 ACCURACY = {torch.float32: 2e-6, torch.float16: 1e-2, torch.bfloat16: 1e-2}
-
-
-@dataclass
-class Report:
-    """What a run found; written as JSON. rows: (what, figure, unit, against)."""
-
-    device: str
-    bandwidth: float = 0.0
-    rate: float = 0.0
-    rows: list[tuple[str, float, str, str]] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
-
-    def add(self, what: str, figure: float, unit: str, against: str = "") -> None:
-        self.rows.append((what, figure, unit, against))
-        print(f"{what:<58} {figure:12.4g} {unit:<8} {against}", flush=True)
-
-    def bar(self, what: str, figure: float, unit: str, bar: str, ok: bool | None) -> None:
-        """A figure with a bar; ok is None where this device says nothing about it."""
-        verdict = {True: "ok", False: "FALLS SHORT", None: "not measured"}[ok]
-        self.add(what, figure, unit, f"({bar}) {verdict}")
-        if ok is False:
-            self.failures.append(what)
-
-
-class Clock:
-    """Times work on a device; on a CPU it is only there so that the script can be tried."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.real = device.type == "cuda"
-        self._repeats = 20 if self.real else 1
-        self._start = time.monotonic()
-
-    @property
-    def over(self) -> bool:
-        return time.monotonic() - self._start > LIMIT_SECONDS
-
-    def seconds(self, work: Callable[[], object]) -> float:
-        """Mean of some repeats after one that does not count."""
-        work()
-        self.wait()
-        start = time.perf_counter()
-        for _ in range(self._repeats):
-            work()
-        self.wait()
-        return (time.perf_counter() - start) / self._repeats
-
-    def host_seconds(self, work: Callable[[], object]) -> float:
-        """Until the host is free again, device work not awaited."""
-        work()
-        self.wait()
-        taken = []
-        for _ in range(self._repeats):
-            start = time.perf_counter()
-            work()
-            taken.append(time.perf_counter() - start)
-            self.wait()
-        return sorted(taken)[len(taken) // 2]
-
-    def wait(self) -> None:
-        if self.real:
-            torch.cuda.synchronize()
 
 
 def measure_device(report: Report, clock: Clock, device: torch.device) -> None:
@@ -140,47 +79,32 @@ def check_kernels(report: Report, device: torch.device) -> None:
 
 
 def time_lora(report: Report, clock: Clock, model: ServedModel) -> None:
-    """Shrink and expand of one layer for distinct adapters of rank 16, against other ways."""
-    batch = min(64, model.sizes.max_batch)
-    sets = {
-        "q/v and o": [ModuleGroup.QKV, ModuleGroup.OUT],
-        "all linear": [g for g in model.pages.pools if g != ModuleGroup.HEAD],
-    }
-    for name, groups in sets.items():
-        adapters = [model.adapter(16, groups) for _ in range(batch)]
-        lora = model.segments(adapters)
-        total, floor = 0.0, 0.0
-        for group in groups:
-            pool = model.pages.pools[group]
-            shape = pool.shape
-            x = torch.randn(batch, shape.in_features, device=model.device).to(torch.bfloat16)
-            y = torch.zeros(batch, shape.out_features, device=model.device, dtype=torch.bfloat16)
-            total += clock.seconds(partial(model.lora_layers.apply, group, 0, x, y, lora))
-            floor += batch * 2 * pool.page_bytes / shape.layers / report.bandwidth
-            if group is ModuleGroup.QKV:
-                _time_plain(report, clock, x, shape.out_features, f"LoRA {name}, {group}")
-        ratio = total / floor
-        verdict = ratio <= 1.25 if clock.real else None
-        report.add(f"LoRA of {batch} × rank 16, {name}, a layer", total * 1e6, "µs")
-        report.bar(f"… against its pages' bytes, {name}", ratio, "×", "≤ 1.25 ×", verdict)
-        for adapter in adapters:
-            model.pages.free(adapter)
-
-
-def _time_plain(report: Report, clock: Clock, x: torch.Tensor, outs: int, name: str) -> None:
-    """The same by padded batched products, and by a loop over adapters."""
-    batch, inputs = x.shape
-    a = torch.randn(batch, 16, inputs, device=x.device).to(x.dtype)
-    b = torch.randn(batch, outs, 16, device=x.device).to(x.dtype)
-    report.add(
-        f"{name}, padded bmm", clock.seconds(lambda: torch.bmm(b, torch.bmm(a, x[:, :, None]))) * 1e6, "µs"
-    )  # fmt: skip
+    """Shrink and expand of one layer's q, k and v for distinct adapters of rank 16, against its floor
+    and against other ways of doing it."""
+    batch, group = model.sizes.max_batch, ModuleGroup.QKV
+    held = [model.adapter(16) for _ in range(batch)]
+    lora, shape = model.segments(held), model.pages.pools[group].shape
+    x = torch.randn(batch, shape.in_features, device=model.device).to(torch.bfloat16)
+    y = torch.zeros(batch, shape.out_features, device=model.device, dtype=torch.bfloat16)
+    a = torch.randn(batch, 16, shape.in_features, device=model.device).to(x.dtype)
+    b = torch.randn(batch, shape.out_features, 16, device=model.device).to(x.dtype)
 
     def loop() -> None:
         for i in range(batch):
             b[i] @ (a[i] @ x[i])
 
-    report.add(f"{name}, loop over adapters", clock.seconds(loop) * 1e6, "µs")
+    ways: dict[str, Callable[[], object]] = {
+        "by the kernels": partial(model.lora_layers.apply, group, 0, x, y, lora),
+        "by padded bmm": lambda: torch.bmm(b, torch.bmm(a, x[:, :, None])),
+        "by a loop over adapters": loop,
+    }
+    layer_bytes = batch * 2 * model.pages.pools[group].page_bytes / shape.layers
+    report.add("LoRA of q, k, v in a layer, floor", layer_bytes / report.bandwidth * 1e6, "µs")
+    for way, work in ways.items():
+        name = f"LoRA of q, k, v in a layer, {batch} × rank 16, {way}"
+        report.add(name, clock.device_seconds(work) * 1e6, "µs")
+    for adapter in held:
+        model.pages.free(adapter)
 
 
 def time_attention(report: Report, clock: Clock, device: torch.device) -> None:
@@ -197,109 +121,41 @@ def time_attention(report: Report, clock: Clock, device: torch.device) -> None:
         torch.zeros(cache, dtype=torch.bfloat16, device=device) for _ in range(2)
     )
     plan = case.plan()
-    taken = clock.seconds(lambda: case.run(plan=plan))
+    taken = clock.device_seconds(lambda: case.run(plan=plan))
     floor = 2 * sequences * context * shape.kv_heads * shape.dim * 2 / report.bandwidth
     share = floor / taken
     report.add(f"attention, {sequences} × {context} tokens", taken * 1e6, "µs")
-    verdict = share >= 0.7 if clock.real else None
-    report.bar("… share of the bandwidth", share, "", "≥ 0.7", verdict)
+    report.bar("… share of the bandwidth", share, "", "≥ 0.7", clock.verdict(share >= 0.7))
+    there = case.tables.to(device).long()
 
     def gathered() -> torch.Tensor:
-        tables = case.tables.to(device).long()
-        k, v = (part[tables].transpose(1, 2).flatten(2, 3) for part in (case.keys, case.values))
+        k, v = (part[there].transpose(1, 2).flatten(2, 3) for part in (case.keys, case.values))
         return F.scaled_dot_product_attention(case.q[:, :, None], k, v, enable_gqa=True)
 
-    report.add("… by gather and SDPA", clock.seconds(gathered) * 1e6, "µs")
+    report.add("… by gather and SDPA", clock.device_seconds(gathered) * 1e6, "µs")
 
 
-def points(sizes: Sizes) -> Iterator[tuple[int, int, str, int | None]]:
-    """(batch, adapters, mix, rank; None for mixed ranks): at most 30, each with and without graphs."""
-    for batch in [size for size in (1, 16, 64, 256) if size <= sizes.max_batch]:
-        yield batch, 0, "base", 8
-        for adapters in [n for n in (1, 16, 64, 256) if n <= batch]:
-            mix = "identical" if adapters == 1 else "distinct" if adapters == batch else "zipf"
-            for rank in (8, 64) if adapters in (1, 64) else (None,):
-                if rank is None or rank <= sizes.max_rank:
-                    yield batch, adapters, mix, rank
-
-
-def time_decode(report: Report, clock: Clock, model: ServedModel) -> None:
-    """Tokens a second of decode steps, eager and by graphs."""
-    for batch, adapters, mix, rank in points(model.sizes):
-        name = f"decode, batch {batch}, {adapters} adapters, {mix}, rank {rank or 'mixed'}"
-        if clock.over:
-            report.skipped.append(name)
-            continue
-        top = min(64, model.sizes.max_rank)
-        ranks = [rank or (8, 16, top)[i % 3] for i in range(adapters)]
-        held = [model.adapter(one) for one in ranks]
-        step, lora = model.step(batch), model.segments(_mixed(held, batch, mix))
-        for graphs in (False, True):
-            taken = clock.seconds(partial(model.forward, step, lora, graphs=graphs))
-            report.add(f"{name}{', graph' if graphs else ''}", batch / taken, "tok/s")
-        for adapter in held:
-            model.pages.free(adapter)
-
-
-def _mixed(held: list[Allocation], batch: int, mix: str) -> list[Allocation | None]:
-    """Whose token each of the batch is; those of one adapter are neighbours."""
-    if not held:
-        return [None] * batch
-    if mix == "zipf":
-        shares = [1 / (1 + i) for i in range(len(held))]
-        counts = [max(1, int(batch * share / sum(shares))) for share in shares]
-    else:
-        counts = [batch // len(held)] * len(held)
-    chosen = [one for one, count in zip(held, counts, strict=True) for _ in range(count)]
-    return [*chosen, *[held[0]] * batch][:batch]
-
-
-def time_graphs(report: Report, clock: Clock, model: ServedModel) -> None:
-    """The host's share of a step."""
-    batch = min(16, model.sizes.max_batch)
-    adapter = model.adapter(16)
-    step, lora = model.step(batch), model.segments([adapter] * batch)
-    eager, replayed = (
-        clock.host_seconds(partial(model.forward, step, lora, graphs=graphs))
-        for graphs in (False, True)
-    )
-    report.add("host time of a step, eager", eager * 1e3, "ms")
-    report.add("host time of a step, graph", replayed * 1e3, "ms")
-    verdict = eager / replayed >= 3 if clock.real else None
-    report.bar("… eager over graph", eager / replayed, "×", "≥ 3 ×", verdict)
-    report.add("captured so far", model.graphs.capture_seconds, "s")
-    model.pages.free(adapter)
-
-
-def time_cold_adapter(report: Report, clock: Clock, model: ServedModel) -> None:
-    """A revision of rank 16 from host memory to its first token."""
-
-    def cold() -> None:
-        adapter = model.adapter(16)
-        for group, ids in adapter.pages.items():
-            for page_id in ids:
-                page = model.pages.pools[group].page(page_id)
-                page.copy_(torch.zeros(page.shape, dtype=page.dtype))
-        model.forward(model.step(1), model.segments([adapter]), graphs=False)
-        clock.wait()
-        model.pages.free(adapter)
-
-    report.add("cold adapter to its first token", clock.seconds(cold) * 1e3, "ms")
-
-
-def run(report: Report, device: torch.device, sizes: Sizes, recorder: Recorder) -> None:
+def run(report: Report, device: torch.device, recorder: Callable[[], Recorder]) -> None:
     clock = Clock(device)
+    usual, long = (LLAMA_8B, LONG) if clock.real else (TINY, replace(TINY, batches=(4,)))
     measure_device(report, clock, device)
     check_kernels(report, device)
     time_attention(report, clock, device)
-    model = ServedModel(sizes, torch.bfloat16, device, recorder)
+    model = ServedModel(long, torch.bfloat16, device, recorder())
     time_lora(report, clock, model)
+    time_adapters(report, clock, model)
+    del model
+    gc.collect()  # graphs and what they run through know each other
+    torch.cuda.empty_cache()
+    model = ServedModel(usual, torch.bfloat16, device, recorder())
     time_graphs(report, clock, model)
     time_cold_adapter(report, clock, model)
-    time_decode(report, clock, model)
+    time_points(report, clock, model)
+    report.add("captures", model.graphs.capture_seconds, "s")
     for ledger in model.capabilities.ledgers():
         print(
-            f"{ledger.name}: {ledger.implementation}, ran {ledger.engaged}, {dict(ledger.fallbacks)}"
+            f"{ledger.name}: {ledger.implementation} ({ledger.why}), compiled in "
+            f"{ledger.seconds:.1f} s, ran {ledger.engaged}, fell back {dict(ledger.fallbacks)}"
         )
 
 
@@ -317,8 +173,7 @@ def main() -> int:
     if options.dry_run:
         context = stand_in("cpu", EmulatedDevice())
     with context, torch.inference_mode():
-        recorder: Recorder = Rerun() if options.dry_run else CudaRecorder()
-        run(report, device, TINY if options.dry_run else LLAMA_8B, recorder)
+        run(report, device, Rerun if options.dry_run else CudaRecorder)
     for name in report.skipped:
         print(f"{name}: not measured, out of time")
     if options.json is not None:

@@ -31,11 +31,16 @@ from polyloom.platform.engine.model.layout import base_layout, group_shapes
 from polyloom.platform.engine.model.weights import FusedLinear
 
 BLOCK_SIZE = 16
+_Q_AND_V = 0b101  # of the slices q, k and v
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a model and of what is served on it. context: tokens that each sequence has."""
+    """Of a model and of what is served on it.
+
+    context: most tokens that a sequence has.  batches: of decode steps, smallest first.
+    populations: how many adapters are resident, from one on; the last one's are of rank 8 on q and v.
+    """
 
     layers: int
     hidden: int
@@ -45,13 +50,34 @@ class Sizes:
     dim: int
     vocabulary: int
     context: int
-    max_batch: int
+    batches: tuple[int, ...]
+    populations: tuple[int, ...]
     adapter_memory: int
     max_rank: int
 
+    @property
+    def max_batch(self) -> int:
+        return self.batches[-1]
 
-LLAMA_8B = Sizes(32, 4096, 14336, 32, 8, 128, 128256, 1024, 256, 40 << 30, 64)
-TINY = Sizes(2, 64, 96, 4, 2, 16, 128, 40, 4, 8 << 20, 16)
+
+# With 1,024 tokens for each of 256 sequences this fits a card of 80 GB: 16 of weights, 35 of KV, 24
+# of adapters, such as 64 of rank 64.
+LLAMA_8B = Sizes(
+    32,
+    4096,
+    14336,
+    32,
+    8,
+    128,
+    128256,
+    1024,
+    (1, 16, 64, 256),
+    (1, 16, 64, 256, 1000),
+    24 << 30,
+    64,
+)
+LONG = replace(LLAMA_8B, layers=8, context=8192, batches=(64,), adapter_memory=4 << 30)
+TINY = Sizes(2, 64, 96, 4, 2, 16, 128, 40, (1, 4), (1, 4, 6), 8 << 20, 64)
 
 
 def decoder_config(sizes: Sizes) -> DecoderConfig:
@@ -152,11 +178,10 @@ class ServedModel:
         self.graphs = DecodeGraphs(parts, recorder, self.capabilities, graphs, device)
         self._blocks = blocks
 
-    def adapter(self, rank: int, groups: Sequence[ModuleGroup] | None = None) -> Allocation:
-        """Pages of noise, of all linear modules unless `groups` are named."""
-        chosen = (
-            [g for g in self.pages.pools if g != ModuleGroup.HEAD] if groups is None else groups
-        )
+    def adapter(self, rank: int, *, only_qv: bool = False) -> Allocation:
+        """Pages of noise, on q and v or on all linear modules."""
+        linear = [group for group in self.pages.pools if group != ModuleGroup.HEAD]
+        chosen = [ModuleGroup.QKV] if only_qv else linear
         count = -(-rank // PAGE_RANKS)
         pools = self.pages.pools
         need = PageNeed(
@@ -170,13 +195,34 @@ class ServedModel:
         for group, ids in allocation.pages.items():
             for page_id in ids:
                 pools[group].page(page_id).normal_(std=0.01)
-                pools[group].masks[page_id] = (1 << len(pools[group].shape.slices)) - 1
+                every = (1 << len(pools[group].shape.slices)) - 1
+                pools[group].masks[page_id] = _Q_AND_V if only_qv else every
         return allocation
 
-    def step(self, batch: int) -> AttentionBatch:
-        """One more token of `batch` sequences of `sizes.context` tokens each."""
+    def adapter_bytes(self, rank: int, *, only_qv: bool = False) -> int:
+        """What a decode token must read of such an adapter, in all layers."""
+        total = 0
+        for group, pool in self.pages.pools.items():
+            parts = pool.shape.slices
+            if group is ModuleGroup.HEAD or (only_qv and group is not ModuleGroup.QKV):
+                continue
+            read = [part for i, part in enumerate(parts) if not only_qv or _Q_AND_V >> i & 1]
+            width = len(read) * pool.shape.in_features + sum(part.out_features for part in read)
+            total += pool.shape.layers * width
+        return total * rank * self.pages.config.dtype.itemsize
+
+    def prompt(self, tokens: int) -> AttentionBatch:
+        """The first chunk of one sequence, its whole prompt."""
+        positions = torch.arange(tokens)
+        table = torch.arange(self._blocks, dtype=torch.int32)[None]
+        lengths = torch.tensor([tokens], dtype=torch.int32)
+        starts = torch.tensor([0, tokens], dtype=torch.int32)
+        return AttentionBatch(starts, lengths, table, positions, positions)
+
+    def step(self, batch: int, context: int | None = None) -> AttentionBatch:
+        """One more token of `batch` sequences of `context` tokens each, as many as fit if None."""
         tables = torch.arange(batch * self._blocks, dtype=torch.int32).view(batch, self._blocks)
-        position = self.sizes.context
+        position = self.sizes.context if context is None else context
         return AttentionBatch(
             query_starts=torch.arange(batch + 1, dtype=torch.int32),
             context_lens=torch.full((batch,), position + 1, dtype=torch.int32),
@@ -186,12 +232,12 @@ class ServedModel:
             positions=torch.full((batch,), position, dtype=torch.int64),
         )
 
-    def segments(self, chosen: Sequence[Allocation | None]) -> LoraBatch:
-        """One token of each."""
-        return lora_batch([(one, 1) for one in chosen])
+    def segments(self, chosen: Sequence[Allocation | None], tokens: int = 1) -> LoraBatch:
+        """So many tokens of each."""
+        return lora_batch([(one, tokens) for one in chosen])
 
     def forward(self, batch: AttentionBatch, lora: LoraBatch, *, graphs: bool) -> torch.Tensor:
-        """A decode step to its greedy tokens."""
+        """A step to its greedy tokens, one after each of its tokens."""
         ids, rows = [1] * batch.num_tokens, [SampledRow()] * batch.num_tokens
         output = self.graphs.run(ids, batch, lora, rows) if graphs else None
         if output is not None:

@@ -8,17 +8,17 @@ lines. What needs a device is `not measured` here: `python -m benchmarks.gpu_che
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from polyloom.adapters.kernels import cuda as lora_cuda
+from benchmarks.bars import Bar, show_bars
+from benchmarks.kernel_traffic import measure, show
 from polyloom.adapters.kernels.cuda import CudaLoraOp
-from polyloom.kvcache.kernels.cuda import cuda_kernels, read_source, stand_in
+from polyloom.kvcache.kernels.cuda import read_source, stand_in
 from tests.cuda_emulator.attention_cases import AttentionCase, AttentionShape
 from tests.cuda_emulator.backend import EmulatedDevice
-from tests.cuda_emulator.lora_cases import LoraCase, LoraShape, Segments, relative
+from tests.cuda_emulator.lora_cases import LoraCase, LoraShape, relative
 from tests.cuda_emulator.mutations import MUTATIONS, caught
 from tests.cuda_emulator.nvrtc import ARCHITECTURES, compile_for
 from tests.cuda_emulator.sampling_cases import VOCABULARY, check, random_row
@@ -26,27 +26,6 @@ from tests.cuda_emulator.sources import SOURCES
 
 ACCURACY = {torch.float32: 2e-6, torch.float16: 1e-2, torch.bfloat16: 1e-2}
 ROUNDS = 12
-GROUPS_A_LAYER = 4
-MIXES: dict[str, Segments] = {
-    "64 distinct": [(i, 1) for i in range(64)],
-    "64 of one": [(0, 64 - 1)],
-    "zipf": [(0, 24), (1, 12), (2, 8), (3, 6), *[(i, 1) for i in range(4, 18)]],
-    "apart": [(i % 8, 1) for i in range(64)],
-}
-
-
-@dataclass(frozen=True)
-class Bar:
-    """One measured bar; ok is None where this machine cannot measure it."""
-
-    name: str
-    figure: str
-    bar: str
-    ok: bool | None
-
-    def __str__(self) -> str:
-        verdict = {True: "ok", False: "FALLS SHORT", None: "not measured"}[self.ok]
-        return f"{self.name}: {self.figure} ({self.bar}) {verdict}"
 
 
 def compiled() -> Iterator[Bar]:
@@ -109,8 +88,8 @@ def attention_error(dtype: torch.dtype) -> float:
 
 def accuracy() -> Iterator[Bar]:
     for dtype, bar in ACCURACY.items():
-        for name, measure in (("LoRA", lora_error), ("attention", attention_error)):
-            error = measure(dtype)
+        for name, worst_of in (("LoRA", lora_error), ("attention", attention_error)):
+            error = worst_of(dtype)
             yield Bar(f"{name}, {dtype}", f"{error:.1e} of float64", f"≤ {bar:.0e}", error <= bar)
 
 
@@ -126,18 +105,14 @@ def sampling() -> Bar:
 
 
 def traffic(device: EmulatedDevice) -> Iterator[Bar]:
-    """Bytes that shrink and expand load, and their launches, on a q, k, v of 1,024 features."""
-    dtype = torch.bfloat16
-    case = LoraCase(CudaLoraOp(dtype), LoraShape(1024, (1024, 256, 256)), [16] * 64, dtype)
-    kernels = cuda_kernels(lora_cuda.SOURCE, lora_cuda.kernel_names(dtype), "cpu")
-    for name, segments in MIXES.items():
-        device.traffic()
-        before = kernels.launches
-        case.error(segments, bias=False)
-        ratio = device.traffic().loaded / case.unavoidable_bytes(segments)
-        yield Bar(f"bytes loaded, {name}", f"{ratio:.3f} × unavoidable", "≤ 1.1 ×", ratio <= 1.1)
-        launches = (kernels.launches - before) * GROUPS_A_LAYER
-        yield Bar(f"launches a layer, {name}", f"{launches}", "≤ 8", launches <= 8)
+    """What shrink and expand load and launch; prints the table."""
+    rows = list(measure(device))
+    show(rows)
+    for row in rows:
+        figure = f"{row.ratio:.3f} × unavoidable"
+        yield Bar(f"bytes loaded, {row.mix}", figure, "≤ 1.1 ×", row.ratio <= 1.1)
+    most = max(row.launches for row in rows)
+    yield Bar("launches a layer", f"{most}", "≤ 8", most <= 8)
 
 
 def mutations() -> Bar:
@@ -174,14 +149,7 @@ def all_bars() -> Iterator[Bar]:
 
 def main() -> int:
     torch.set_num_threads(min(2, torch.get_num_threads()))
-    bars = []
-    for bar in all_bars():
-        print(bar, flush=True)
-        bars.append(bar)
-    short = sum(bar.ok is False for bar in bars)
-    unknown = sum(bar.ok is None for bar in bars)
-    print(f"{len(bars) - short - unknown} of {len(bars)} bars met, {unknown} not measured")
-    return 1 if short else 0
+    return show_bars(all_bars())
 
 
 if __name__ == "__main__":

@@ -115,19 +115,20 @@ class LoraCase:
             worst = max(worst, relative(actual, expected))
         return worst
 
-    def unavoidable_bytes(self, segments: Segments, tile: int = 16) -> int:
-        """What any way must load: pages once every `tile` tokens of a revision, activations once."""
-        tokens: dict[int, int] = {}
-        for index, count in segments:
-            if index is not None:
-                tokens[index] = tokens.get(index, 0) + count
+    def pages_read(self, segments: Segments, tile: int = 16) -> int:
+        """Pages of the revisions, each once every `tile` tokens of its revision."""
+        return sum(
+            -(-count // tile) * -(-self.ranks[i] // PAGE_RANKS)
+            for i, count in _tokens(segments).items()
+        )
+
+    def unavoidable_bytes(self, segments: Segments) -> int:
+        """What any way must load: `pages_read`, and activations once."""
         shape = self.shape
         page = PAGE_RANKS * (len(shape.outputs) * shape.inputs + sum(shape.outputs))
-        pages = sum(
-            -(-count // tile) * -(-self.ranks[i] // PAGE_RANKS) for i, count in tokens.items()
-        )
-        activations = sum(tokens.values()) * (shape.inputs + sum(shape.outputs))
-        return (pages * page + activations) * self.dtype.itemsize
+        tokens = sum(_tokens(segments).values())
+        activations = tokens * (shape.inputs + sum(shape.outputs))
+        return (self.pages_read(segments) * page + activations) * self.dtype.itemsize
 
     def _there(self, tensor: torch.Tensor) -> torch.Tensor:
         return guarded(tensor) if self.device.type == "cpu" else tensor.to(self.device)
@@ -171,6 +172,15 @@ class _OneGroup:
     """As much of a `BaseLayout` as the pools read."""
 
     groups: tuple[GroupShape, ...]
+
+
+def _tokens(segments: Segments) -> dict[int, int]:
+    """Of each revision."""
+    tokens: dict[int, int] = {}
+    for index, count in segments:
+        if index is not None:
+            tokens[index] = tokens.get(index, 0) + count
+    return tokens
 
 
 def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:

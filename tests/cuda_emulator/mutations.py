@@ -11,7 +11,7 @@ from polyloom.kvcache.kernels.cuda import stand_in
 from polyloom.routing.sampling_params import SamplingParams
 from tests.cuda_emulator.attention_cases import AttentionCase, AttentionShape
 from tests.cuda_emulator.backend import EmulatedDevice
-from tests.cuda_emulator.emulator import KernelError, RawModule
+from tests.cuda_emulator.emulator import UNDEFINED_BEHAVIOUR, KernelError, RawModule
 from tests.cuda_emulator.lora_cases import LoraCase, LoraShape, relative
 from tests.cuda_emulator.sampling_cases import VOCABULARY, Asked, check, random_row
 
@@ -35,8 +35,8 @@ class Mutation:
 class MutatedDevice(EmulatedDevice):
     """Runs one planted fault. Few instantiations, so that it compiles quickly."""
 
-    def __init__(self, mutation: Mutation) -> None:
-        super().__init__()
+    def __init__(self, mutation: Mutation, checks: Sequence[str] = UNDEFINED_BEHAVIOUR) -> None:
+        super().__init__(checks)
         self._mutation = mutation
 
     def module(self, code: str, names: Sequence[str]) -> RawModule:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from polyloom.kvcache.kernels.cuda import read_source
+from tests.cuda_emulator import sanitized
 from tests.cuda_emulator.nvrtc import ARCHITECTURES, CompileError, compile_for
 from tests.cuda_emulator.sources import SOURCES
 
@@ -35,3 +36,11 @@ def test_the_compiler_sees_what_a_host_compiler_does_not() -> None:
     """Under NVRTC there is no INFINITY: a reason to compile with it beside g++."""
     with pytest.raises(CompileError, match="INFINITY"):
         compile_for("__global__ void k(float* y) { y[0] = INFINITY; }", ["k"], "sm_90")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("planted", [None, "expand: outputs are not cut"])
+def test_the_address_sanitiser_finds_only_what_is_planted(planted: str | None) -> None:
+    done = sanitized.run(planted)
+    assert (done.returncode == 0) == (planted is None), done.stderr
+    assert ("AddressSanitizer: heap-buffer-overflow" in done.stderr) == (planted is not None)

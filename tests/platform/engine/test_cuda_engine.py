@@ -136,6 +136,25 @@ def test_a_cache_of_eight_bits_stays_near(
     )
 
 
+def test_long_segments_go_to_tensor_cores_and_say_so(
+    emulated_device: EmulatedDevice, engine_factory, request_factory, run, adapter_factory
+) -> None:
+    source = adapter_factory(12, 1)
+    prompts = [tuple(range(3, 3 + length)) for length in (80, 20)]
+    answers, listed = [], {}
+    for implementation in ("reference", "cuda"):
+        engine = engine_factory(implementation=implementation, token_budget=128, itl_target=60.0)
+        requests = [request_factory(prompt, adapter=source, max_tokens=4) for prompt in prompts]
+        answers.append([run(engine, [request])[0].token_ids for request in requests])
+        listed = {one.name: one for one in engine.capabilities()}
+    assert answers[0] == answers[1]
+    tiles, kernels = listed["lora_tiles"], listed["lora"]
+    assert (tiles.implementation, tiles.engaged) == ("torch", 3 * 4)  # layers, groups
+    assert "64 tokens and more, on tensor cores" in tiles.why
+    assert kernels.kernels == ("lora_shrink<float>", "lora_expand<float>")
+    assert all(one.why for one in listed.values() if one.implementation == "cuda")
+
+
 def options(folder: Path) -> dict[str, object]:
     block = 2 * 2 * 1 * 16 * 16 * 4
     return {
