@@ -6,7 +6,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-fast lint bench verify-core verify-kernels verify-router clean
+.PHONY: help setup demo serve test test-fast lint bench verify-core verify-kernels verify-router verify-speculation clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -48,6 +48,9 @@ verify-kernels: $(STAMP) ## measure every quality bar of the CUDA kernels, witho
 
 verify-router: $(STAMP) ## measure every quality bar of routes, prefix caches and fairness
 	$(BIN)/python -m benchmarks.verify_router
+
+verify-speculation: $(STAMP) ## measure every quality bar of speculation and structured output
+	$(BIN)/python -m benchmarks.verify_speculation
 
 clean: ## remove the virtual environment and caches
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

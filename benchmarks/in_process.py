@@ -82,7 +82,7 @@ def _note(event: object, recording: Recording, now: float) -> None:
     match event:
         case Tokens(sequence_id=name, token_ids=ids):
             recording.streams[name].times += [now] * len(ids)
-        case Finished(sequence_id=name, reason="length"):
+        case Finished(sequence_id=name, reason="length" | "stop"):
             recording.streams[name].ended = True
         case Finished(reason=reason, error=error):
             raise RuntimeError(f"ended with {reason}: {error}")
