@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from polyloom.adapters.kernels import cuda as lora_cuda
+from polyloom.adapters.kernels import cuda_launch
 from polyloom.adapters.kernels.cuda import CudaLoraOp
 from polyloom.kvcache.kernels.cuda import cuda_kernels, stand_in
 from tests.cuda_emulator.backend import EmulatedDevice
@@ -49,7 +49,7 @@ class MovedBytes:
 def measure(device: EmulatedDevice) -> Iterator[MovedBytes]:
     """bfloat16; `device` must stand in for the CPU."""
     dtype = torch.bfloat16
-    kernels = cuda_kernels(lora_cuda.SOURCE, lora_cuda.kernel_names(dtype), "cpu")
+    kernels = cuda_kernels(cuda_launch.SOURCE, cuda_launch.kernel_names(dtype), "cpu")
     for name, (ranks, segments) in MIXES.items():
         case = LoraCase(CudaLoraOp(dtype), SHAPE, ranks, dtype)
         device.traffic()

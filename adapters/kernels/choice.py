@@ -6,7 +6,9 @@ import torch
 
 from polyloom.adapters.kernels.contract import LoraOp
 from polyloom.adapters.kernels.cpu import CpuLoraOp, load_cpu_lora
-from polyloom.adapters.kernels.cuda import MATMUL_TOKENS, SOURCE, CudaLoraOp, kernel_names
+from polyloom.adapters.kernels.cuda import CudaLoraOp
+from polyloom.adapters.kernels.cuda_launch import SOURCE, kernel_names
+from polyloom.adapters.kernels.cuda_plan import MATMUL_TOKENS
 from polyloom.adapters.kernels.reference import ReferenceLoraOp
 from polyloom.kvcache.kernels.cuda import cuda_kernels, unavailable
 

@@ -18,12 +18,8 @@ import numpy as np
 import torch
 
 from polyloom.adapters.base_layout import ModuleGroup
-from polyloom.adapters.kernels.cuda import (
-    CudaLoraOp,
-    LoraFrame,
-    lora_frame,
-    plan_group,
-)
+from polyloom.adapters.kernels.cuda import CudaLoraOp
+from polyloom.adapters.kernels.cuda_plan import LoraFrame, lora_frame, plan_group
 from polyloom.adapters.layers import LoraLayers
 from polyloom.adapters.pages import AdapterPages
 from polyloom.adapters.segments import LoraBatch

@@ -173,6 +173,8 @@ class ModelRunner:
 def _host_logits(readings: Seq[Reading], logits: torch.Tensor) -> NDArray[np.float32]:
     """The rows of the sequences that are read on the host, one after the other."""
     on_host = [not reading.on_device for reading in readings for _ in range(reading.count)]
+    if not any(on_host):  # nothing to be fetched, so the device is not waited for
+        return np.empty((0, logits.shape[1]), dtype=np.float32)
     if not all(on_host):
         logits = logits[torch.tensor(on_host).nonzero().flatten().to(logits.device)]
     rows: NDArray[np.float32] = logits.cpu().numpy()

@@ -20,6 +20,7 @@ from tests.cuda_emulator.mutations import (
     MUTATIONS,
     MutatedDevice,
     run_attention,
+    run_eight_bits,
     run_lora,
     run_sampling,
 )
@@ -55,7 +56,8 @@ def _inside(arguments: Sequence[str]) -> None:
     planted = [one for one in MUTATIONS if one.name in arguments]
     device = MutatedDevice(planted[0], CHECKS) if planted else EmulatedDevice(CHECKS)
     with stand_in("cpu", device):
-        for work in [planted[0].run] if planted else [run_lora, run_attention, run_sampling]:
+        every = (run_lora, run_attention, run_eight_bits, run_sampling)
+        for work in [planted[0].run] if planted else every:
             work()
 
 

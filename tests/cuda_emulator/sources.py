@@ -1,6 +1,6 @@
 """Every kernel source, with what names its instantiations for a dtype."""
 
-from polyloom.adapters.kernels import cuda as lora
+from polyloom.adapters.kernels import cuda_launch as lora
 from polyloom.kvcache.kernels import cuda_attention_ops
 from polyloom.platform.engine.kernels import cuda_sampling
 

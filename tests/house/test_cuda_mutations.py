@@ -8,6 +8,7 @@ from tests.cuda_emulator.mutations import (
     Mutation,
     caught,
     run_attention,
+    run_eight_bits,
     run_lora,
     run_sampling,
 )
@@ -18,6 +19,6 @@ def test_a_planted_fault_is_caught(mutation: Mutation) -> None:
     assert caught(mutation)
 
 
-@pytest.mark.parametrize("run", [run_lora, run_attention, run_sampling])
+@pytest.mark.parametrize("run", [run_lora, run_attention, run_eight_bits, run_sampling])
 def test_without_a_fault_nothing_is(emulated_device: EmulatedDevice, run) -> None:
     run()

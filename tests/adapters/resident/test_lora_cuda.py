@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from polyloom.adapters.kernels import cuda as lora_cuda
-from polyloom.adapters.kernels.cuda import MATMUL_TOKENS, CudaLoraOp
+from polyloom.adapters.kernels import cuda_launch
+from polyloom.adapters.kernels.cuda import CudaLoraOp
+from polyloom.adapters.kernels.cuda_plan import MATMUL_TOKENS
 from polyloom.kvcache.kernels.cuda import cuda_kernels
 from tests.cuda_emulator.backend import EmulatedDevice
 from tests.cuda_emulator.lora_cases import LoraCase, LoraShape, Segments
@@ -55,7 +56,7 @@ MIXES = {
 @pytest.mark.parametrize("mix", MIXES)
 def test_pages_are_read_once_in_two_launches(emulated_device: EmulatedDevice, mix: str) -> None:
     dtype = torch.bfloat16
-    kernels = cuda_kernels(lora_cuda.SOURCE, lora_cuda.kernel_names(dtype), "cpu")
+    kernels = cuda_kernels(cuda_launch.SOURCE, cuda_launch.kernel_names(dtype), "cpu")
     case = LoraCase(CudaLoraOp(dtype), LoraShape(1024, (1024, 256, 256)), [16] * 16, dtype)
     emulated_device.traffic()
     before = kernels.launches
