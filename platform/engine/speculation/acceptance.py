@@ -75,9 +75,6 @@ class _Table:
         self.accepted[cell] = self.accepted[cell] * _DECAY + accepted
         self.tried[cell] = self.tried[cell] * _DECAY + 1.0
 
-    def estimate(self, cell: int, prior: float, weight: float) -> float:
-        return (self.accepted[cell] + weight * prior) / (self.tried[cell] + weight)
-
 
 class _Record:
     """Of one request: accepted tokens, and how many were expected, decayed."""
@@ -91,9 +88,20 @@ class _Record:
         self.accepted = self.accepted * _DECAY + accepted
         self.expected = self.expected * _DECAY + expected
 
-    def correct(self, estimate: float) -> float:
+    @property
+    def correction(self) -> float:
+        """Of an estimate, for this request."""
         weight = _PRIOR_TRIALS[2]
-        return min(estimate * (self.accepted + weight) / (self.expected + weight), _SUREST)
+        return (self.accepted + weight) / (self.expected + weight)
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """A survival that holds until the drafter's next trial."""
+
+    trials: int
+    length: int
+    survival: list[float]
 
 
 class AcceptanceModel:
@@ -103,6 +111,9 @@ class AcceptanceModel:
         self._drafters: dict[tuple[str, TemperatureBand], _Table] = {}
         self._kinds: OrderedDict[Kind, _Table] = OrderedDict()
         self._requests: dict[tuple[str, str], _Record] = {}
+        self._sequence_kinds: dict[tuple[str, str], Kind] = {}
+        self._trials: dict[str, int] = {}  # verified drafts, by drafter
+        self._expected: dict[tuple[str, str], _Expected] = {}
 
     def survival(self, sequence: Sequence, drafter: str, proposal: Proposal) -> list[float]:
         """For each token of a proposal, the chance that it and all before it are accepted; as far
@@ -111,15 +122,21 @@ class AcceptanceModel:
 
     def expected_survival(self, sequence: Sequence, drafter: str, length: int) -> list[float]:
         """The same of a proposal of `length` tokens that is not there yet."""
-        return self._survival(sequence, drafter, [_UNSURE] * length, whatever=True)
+        key, trials = (sequence.sequence_id, drafter), self._trials.get(drafter, 0)
+        known = self._expected.get(key)
+        if known is None or known.trials != trials or known.length != length:
+            survival = self._survival(sequence, drafter, [_UNSURE] * length, whatever=True)
+            known = self._expected[key] = _Expected(trials, length, survival)
+        return known.survival
 
     def verified(
         self, sequence: Sequence, drafter: str, proposal: Proposal, matched: int, mismatch: bool
     ) -> None:
         """The first `matched` tokens were the target's; `mismatch`: and the next was not."""
-        kind = Kind.of(sequence, drafter)
+        self._trials[drafter] = self._trials.get(drafter, 0) + 1
+        kind = self._kind_of(sequence, drafter)
         pooled = self._drafters.setdefault((drafter, kind.temperature), _kind_table())
-        own = self._kind(kind)
+        own = self._own_table(kind)
         record = self._requests.setdefault((sequence.sequence_id, drafter), _Record())
         for position, band in enumerate(bands(proposal)[: matched + mismatch]):
             accepted, place = position < matched, min(position, _POSITIONS - 1)
@@ -132,26 +149,36 @@ class AcceptanceModel:
         """The request has ended."""
         for drafter in drafters:
             self._requests.pop((sequence_id, drafter), None)
+            self._sequence_kinds.pop((sequence_id, drafter), None)
+            self._expected.pop((sequence_id, drafter), None)
 
     def _survival(
         self, sequence: Sequence, drafter: str, drafted: Seq[int], whatever: bool = False
     ) -> list[float]:
         """whatever: of tokens of any band."""
-        kind = Kind.of(sequence, drafter)
+        kind = self._kind_of(sequence, drafter)
         pooled = self._drafters.get((drafter, kind.temperature), _EMPTY)
         own = self._kinds.get(kind, _EMPTY)
         record = self._requests.get((sequence.sequence_id, drafter), _NO_RECORD)
+        correction, last = record.correction, _POSITIONS - 1
         chance, survival = 1.0, []
         for position, band in enumerate(drafted):
-            cell = _cell(min(position, _POSITIONS - 1), None if whatever else band)
-            estimate = record.correct(_estimate(pooled, own, cell, band))
-            chance *= estimate
+            place = min(last, position)
+            estimate = _estimate(pooled, own, _cell(place, None if whatever else band), band)
+            chance *= min(estimate * correction, _SUREST)
             if chance < _HOPELESS:
                 break
             survival.append(chance)
         return survival
 
-    def _kind(self, kind: Kind) -> _Table:
+    def _kind_of(self, sequence: Sequence, drafter: str) -> Kind:
+        key = sequence.sequence_id, drafter
+        kind = self._sequence_kinds.get(key)
+        if kind is None:
+            kind = self._sequence_kinds[key] = Kind.of(sequence, drafter)
+        return kind
+
+    def _own_table(self, kind: Kind) -> _Table:
         table = self._kinds.pop(kind, None) or _kind_table()
         self._kinds[kind] = table
         while len(self._kinds) > MAX_KINDS:
@@ -176,9 +203,10 @@ def _kind_table() -> _Table:
 
 
 def _estimate(pooled: _Table, own: _Table, cell: int, band: int) -> float:
-    """Of the tables alone, whose request it is left aside."""
-    prior = pooled.estimate(cell, _FIRST_GUESS[band], _PRIOR_TRIALS[0])
-    return own.estimate(cell, prior, _PRIOR_TRIALS[1])
+    """Of the tables alone, whose request it is left aside: one the prior of the other."""
+    first, second, _ = _PRIOR_TRIALS
+    prior = (pooled.accepted[cell] + first * _FIRST_GUESS[band]) / (pooled.tried[cell] + first)
+    return (own.accepted[cell] + second * prior) / (own.tried[cell] + second)
 
 
 _EMPTY, _NO_RECORD = _kind_table(), _Record()  # never counted in

@@ -9,7 +9,7 @@ kept to a small share of the time.
 
 import time
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -24,6 +24,9 @@ MAX_DEPTH = 8  # tokens that a drafter which computes is asked for
 PROBE_SHARE = 0.004  # of the time, that probing may cost
 
 _PROBE_TOKENS = 3
+_REST = 8  # steps for which a drafter that would not have paid is not considered again
+_PRICES_HOLD = 16  # steps
+_PRICE_DECAY = 0.9  # a step, so that a probe's price is looked at again when the load has changed
 _BASELINE_EVERY = 256  # steps with drafts; then one without, so that what drafts save stays known
 _BATCH_TOKENS = 64  # looked up over all rows: a large batch does not verify more
 _FEWEST = 4
@@ -79,6 +82,20 @@ class Guess:
         return Guess(self.drafter, cut, self.survival[:length])
 
 
+@dataclass(frozen=True, slots=True)
+class _Prices:
+    """Seconds of a step by its drafted tokens, as they stood at `step`: what they are to each other
+    changes slowly, and a large batch asks for hundreds of them."""
+
+    step: int
+    classes: int
+    seconds: list[float] = field(default_factory=list)
+
+    def hold(self, step: int, classes: int) -> bool:
+        """Whether they are still good. classes: of `StepTimes`: a new one is news."""
+        return step - self.step < _PRICES_HOLD and classes == self.classes
+
+
 class Controller:
     """The drafters of one engine and what was learned about them. One call at a time.
 
@@ -96,6 +113,10 @@ class Controller:
         self._token_times = {drafter.name: StepTimes() for drafter in drafters}
         self._allowance = 0.0  # seconds that probes may cost
         self._probes = 0
+        self._probe_price = 0.0  # seconds of the one that is next, as last estimated
+        self._resting: dict[str, tuple[frozenset[str], int]] = {}
+        self._steps = 0
+        self._prices: dict[int, _Prices] = {}  # by rows
         self._since_baseline: dict[int, int] = {}  # rows -> steps with drafts
 
     def ran(self, rows: int, attended: float, seconds: float) -> None:
@@ -105,12 +126,17 @@ class Controller:
 
     def choose(self, candidates: Seq[Candidate], load: Load) -> dict[str, Guess]:
         """What to verify, by sequence id; those that are left out draft nothing."""
+        self._steps += 1
         if self._since_baseline.get(load.rows, _BASELINE_EVERY) >= _BASELINE_EVERY:
             candidates = [candidate for candidate in candidates if candidate.fixed is not None]
         guesses = self._guesses(candidates, load)
-        lengths = self._lengths(candidates, load, guesses)
-        chosen = {place: guesses[place].cut(length) for place, length in lengths.items() if length}
-        chosen |= self._probe(candidates, load, guesses, chosen)
+        chosen: dict[int, Guess] = {}
+        if guesses:
+            lengths = self._lengths(candidates, load, guesses)
+            chosen = {place: guesses[place].cut(n) for place, n in lengths.items() if n}
+        if self._allowance > self._probe_price:
+            chosen |= self._probe(candidates, load, guesses, chosen)
+        self._probe_price *= _PRICE_DECAY
         since = self._since_baseline.get(load.rows, 0)
         self._since_baseline[load.rows] = since + 1 if chosen else 0
         return {candidates[place].sequence.sequence_id: g for place, g in chosen.items()}
@@ -126,9 +152,26 @@ class Controller:
             }
             _keep_better(guesses, self._ask(drafter, candidates, everywhere))
         for drafter in self._models:
+            if self._rests(drafter, candidates):
+                continue
             depths = self._depths(drafter, candidates, load, guesses)
-            _keep_better(guesses, self._ask(drafter, candidates, depths))
+            if any(depths.values()):
+                _keep_better(guesses, self._ask(drafter, candidates, depths))
+            elif not guesses:
+                self._rest(drafter, candidates)
         return guesses
+
+    def _rest(self, drafter: Drafter, candidates: Seq[Candidate]) -> None:
+        """It did not pay for these sequences; what is known of it changes slowly."""
+        ids = frozenset(candidate.sequence.sequence_id for candidate in candidates)
+        self._resting[drafter.name] = ids, _REST
+
+    def _rests(self, drafter: Drafter, candidates: Seq[Candidate]) -> bool:
+        ids, left = self._resting.get(drafter.name, (frozenset(), 0))
+        if not left or len(ids) != len(candidates):
+            return False
+        self._resting[drafter.name] = ids, left - 1
+        return all(candidate.sequence.sequence_id in ids for candidate in candidates)
 
     def _ask(
         self, drafter: Drafter, candidates: Seq[Candidate], lengths: dict[int, int]
@@ -180,15 +223,17 @@ class Controller:
             )
             if place not in guesses or sum(survival) > guesses[place].expected:
                 survivals[place] = survival
-        depth = self._depth(drafter, list(survivals.values()), load)
+        depth = self._depth(drafter, [s for s in survivals.values() if s], load)
         return depths | dict.fromkeys(survivals, depth)
 
     def _depth(self, drafter: Drafter, survivals: list[list[float]], load: Load) -> int:
         """The common depth that pays best for drafts with these chances."""
+        if not survivals:
+            return 0
         count, expected = len(survivals), float(load.rows)
         best, best_rate = 0, expected / self._seconds(load, 0)
-        for depth in range(1, MAX_DEPTH + 1):
-            if not count or depth * count > load.room:
+        for depth in range(1, 1 + max(map(len, survivals))):
+            if depth * count > load.room:
                 break
             expected += sum(chances[depth - 1] for chances in survivals if len(chances) >= depth)
             drafting = depth * self._token_times[drafter.name].predict(count, 0.0)
@@ -238,7 +283,7 @@ class Controller:
             if candidate.policy == "adaptive" and place not in chosen
         ]
         taken = sum(len(guess.proposal.tokens) for guess in chosen.values())
-        if self._allowance <= 0.0 or not idle or taken + _PROBE_TOKENS > load.room:
+        if not idle or taken + _PROBE_TOKENS > load.room:
             return {}
         place = idle[self._probes % len(idle)]
         extra = self._seconds(load, taken + _PROBE_TOKENS) - self._seconds(load, taken)
@@ -246,6 +291,7 @@ class Controller:
         turn = self._probes // len(idle) % (len(models) + 1)
         if turn < len(models):
             extra += _PROBE_TOKENS * self._token_times[models[turn].name].predict(1, 0.0)
+        self._probe_price = max(extra, 0.0)
         if extra > self._allowance:
             return {}
         self._probes += 1
@@ -259,8 +305,14 @@ class Controller:
 
     def _seconds(self, load: Load, drafted: int) -> float:
         """Of the step with so many drafted tokens."""
-        attended = load.attended * (1 + drafted / load.rows)
-        return max(self.step_times.predict(load.rows + drafted, attended), 1e-9)
+        prices = self._prices.get(load.rows)
+        if prices is None or not prices.hold(self._steps, self.step_times.classes):
+            prices = self._prices[load.rows] = _Prices(self._steps, self.step_times.classes)
+        for more in range(len(prices.seconds), drafted + 1):
+            attended = load.attended * (1 + more / load.rows)
+            seconds = self.step_times.predict(load.rows + more, attended)
+            prices.seconds.append(max(seconds, 1e-9))
+        return prices.seconds[drafted]
 
 
 def _keep_better(guesses: dict[int, Guess], others: dict[int, Guess]) -> None:

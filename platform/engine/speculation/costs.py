@@ -32,6 +32,11 @@ class StepTimes:
         """Anything was measured."""
         return bool(self._rows)
 
+    @property
+    def classes(self) -> int:
+        """How many classes of row counts were measured."""
+        return len(self._rows)
+
     def measured(self, rows: int, attended: float, seconds: float) -> None:
         """A step of `rows` took `seconds`, more than 0."""
         at = _class(rows)

@@ -39,18 +39,19 @@ class Line:
         for position in range(matched):
             _count(self.accepted_by_position, position)
 
-    def at_zero(self, draft: float) -> None:
-        """A step without a draft of this drafter, which spent `draft` seconds on it."""
-        self.steps_at_zero += 1
-        self.decision = 0
+    def at_zero(self, steps: int, draft: float) -> None:
+        """`steps` without a draft of this drafter. draft: seconds that it has spent since what was
+        counted before, in steps with a draft too."""
+        self.steps_at_zero += steps
+        self.decision = 0 if steps else self.decision
         self.draft_seconds += draft
 
-    def cost(self, draft: float, verify: float, decode: float, rejected_share: float) -> None:
-        """Seconds of one sequence's part of a step."""
-        self.draft_seconds += draft
+    def cost(self, verify: float, decode: float, rejected: float) -> None:
+        """Seconds of one sequence's part of a step. rejected: of drafting and verifying what did
+        not come out."""
         self.verify_seconds += verify
         self.decode_seconds += decode
-        self.rejected_seconds += rejected_share * (draft + verify)
+        self.rejected_seconds += rejected
 
     def add(self, older: "Line") -> None:
         """Count in what another line has counted."""

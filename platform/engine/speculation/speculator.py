@@ -17,6 +17,8 @@ from polyloom.platform.engine.speculation.ledger import Ledger
 from polyloom.routing.drafts import MAX_DRAFT_TOKENS
 from polyloom.routing.scheduler.batch import ScheduledSequence, StepPlan
 
+_LEARNED_FROM = 8  # drafts of one step
+
 
 class DraftBlocks(Protocol):
     """`kvcache.manager.KVCacheManager`, as far as drafts need it."""
@@ -35,15 +37,46 @@ class DraftTotals:
 
 
 @dataclass(slots=True)
+class _Followed:
+    """What of one sequence is not in the ledger yet: a step with nothing to verify is to cost next
+    to nothing, so those are counted here and entered together.
+
+    kinds: by drafter that serves it.  steps: in which it might have had a draft.  drafted_steps,
+    draft_seconds: by drafter.
+    """
+
+    kinds: dict[str, Kind]
+    totals: DraftTotals = field(default_factory=DraftTotals)
+    steps: int = 0
+    drafted_steps: dict[str, int] = field(default_factory=dict)
+    draft_seconds: dict[str, float] = field(default_factory=dict)
+
+    def enter(self, ledger: Ledger) -> None:
+        """Put it into the ledger."""
+        for drafter, kind in self.kinds.items():
+            idle = self.steps - self.drafted_steps.get(drafter, 0)
+            seconds = self.draft_seconds.get(drafter, 0.0)
+            if idle or seconds:
+                ledger[kind].at_zero(idle, seconds)
+        self.steps = 0
+        self.drafted_steps.clear()
+        self.draft_seconds.clear()
+
+
+@dataclass(slots=True)
 class _Drafting:
-    """A step of decodes. chosen: by sequence id; draft_seconds: by drafter; matched: drafted tokens
-    that came out, by sequence id."""
+    """A step of decodes. followed: of the candidates; chosen: by sequence id; draft_seconds: by
+    drafter; learned_from: sequences whose acceptance counts; matched: drafted tokens that came out,
+    by sequence id; ended: in this step."""
 
     load: Load
     candidates: list[Candidate]
+    followed: list[_Followed]
     chosen: dict[str, Guess]
     draft_seconds: dict[str, float]
+    learned_from: frozenset[str]
     matched: dict[str, int] = field(default_factory=dict)
+    ended: list[_Followed] = field(default_factory=list)
 
 
 class Speculator:
@@ -59,8 +92,9 @@ class Speculator:
         self._controller = Controller(drafters)
         self._ledger = Ledger()
         self._hidden: dict[str, torch.Tensor] = {}
-        self._totals: dict[str, DraftTotals] = {}
+        self._followed: dict[str, _Followed] = {}
         self._drafting: _Drafting | None = None
+        self._turn = 0
         self._own_seconds = 0.0
         self._step_seconds = 0.0
 
@@ -77,12 +111,16 @@ class Speculator:
         candidates = [c for c in map(self._candidate, plan.scheduled) if c is not None]
         load = _load(plan, self._token_budget)
         chosen = self._controller.choose(candidates, load) if candidates and load.room > 0 else {}
-        items = tuple(self._with_draft(item, chosen) for item in plan.scheduled)
+        items = plan.scheduled
+        if chosen:
+            items = tuple(self._with_draft(item, chosen) for item in items)
         drafting = {
             name: seconds - drafted_before[name]
             for name, seconds in self._controller.draft_seconds.items()
         }
-        self._drafting = _Drafting(load, candidates, chosen, drafting)
+        followed = [self._followed[c.sequence.sequence_id] for c in candidates]
+        learned_from = self._learned_from(tuple(chosen))
+        self._drafting = _Drafting(load, candidates, followed, chosen, drafting, learned_from)
         self._own_seconds += time.perf_counter() - started - sum(drafting.values())
         return replace(plan, scheduled=items)
 
@@ -98,13 +136,14 @@ class Speculator:
         started = time.perf_counter()
         matched = _matched(item.draft, tokens)
         guess = self._drafting.chosen[sequence.sequence_id]
-        self._controller.acceptance.verified(
-            sequence, guess.drafter, guess.proposal, matched, mismatch=matched < len(tokens)
-        )
-        totals = self._totals.setdefault(sequence.sequence_id, DraftTotals())
-        totals.accepted += matched
-        totals.rejected += len(item.draft) - matched
-        line = self._ledger[Kind.of(sequence, guess.drafter)]
+        if sequence.sequence_id in self._drafting.learned_from:
+            self._controller.acceptance.verified(
+                sequence, guess.drafter, guess.proposal, matched, mismatch=matched < len(tokens)
+            )
+        followed = self._followed[sequence.sequence_id]
+        followed.totals.accepted += matched
+        followed.totals.rejected += len(item.draft) - matched
+        line = self._ledger[followed.kinds[guess.drafter]]
         line.verified(len(item.draft), matched, self._controller.margin)
         self._drafting.matched[sequence.sequence_id] = matched
         self._own_seconds += time.perf_counter() - started
@@ -131,10 +170,18 @@ class Speculator:
         for drafter in self._drafters:
             drafter.close(sequence_id)
         self._controller.acceptance.close(sequence_id, self._names)
-        return self._totals.pop(sequence_id, _NOTHING)
+        followed = self._followed.pop(sequence_id, None)
+        if followed is None:
+            return _NOTHING
+        followed.enter(self._ledger)
+        if self._drafting is not None:
+            self._drafting.ended.append(followed)
+        return followed.totals
 
     def report(self) -> SpeculationReport:
         """What drafts brought and cost since the engine started."""
+        for followed in self._followed.values():
+            followed.enter(self._ledger)
         return SpeculationReport(
             drafters=self._names,
             lines=self._ledger.lines(),
@@ -149,7 +196,18 @@ class Speculator:
         if left <= 0 or sequence.request.drafts in ("off", 0):
             return None
         hidden = self._hidden.get(sequence.sequence_id)
+        if sequence.sequence_id not in self._followed:
+            kinds = {
+                d.name: Kind.of(sequence, d.name) for d in self._drafters if d.serves(sequence)
+            }
+            self._followed[sequence.sequence_id] = _Followed(kinds)
         return Candidate(sequence, min(left, MAX_DRAFT_TOKENS), hidden)
+
+    def _learned_from(self, drafting: tuple[str, ...]) -> frozenset[str]:
+        """By turns, some of the sequences with a draft: a large batch teaches enough without all."""
+        every = -(-len(drafting) // _LEARNED_FROM) or 1
+        self._turn += 1
+        return frozenset(drafting[self._turn % every :: every])
 
     def _with_draft(self, item: ScheduledSequence, chosen: dict[str, Guess]) -> ScheduledSequence:
         """The item with its draft, if there are blocks for it."""
@@ -165,23 +223,28 @@ class Speculator:
         return replace(item, num_tokens=num_tokens, draft=draft)
 
     def _count_costs(self, drafting: _Drafting, decode: float, verify: float) -> None:
-        """Spread a step's seconds over its lines. decode: of one sequence; verify: of one drafted
-        token."""
+        """Spread a step's seconds over its sequences. decode: of one sequence; verify: of one
+        drafted token."""
         asked = len(drafting.candidates)
-        for candidate in drafting.candidates:
-            sequence = candidate.sequence
-            guess = drafting.chosen.get(sequence.sequence_id)
-            for drafter in self._drafters:
-                if not drafter.serves(sequence):
-                    continue
-                line = self._ledger[Kind.of(sequence, drafter.name)]
-                draft = drafting.draft_seconds[drafter.name] / asked
-                matched = drafting.matched.get(sequence.sequence_id)
-                if guess is None or guess.drafter != drafter.name or matched is None:
-                    line.at_zero(draft)
-                    continue
-                length = len(guess.proposal.tokens)
-                line.cost(draft, length * verify, decode, (length - matched) / length)
+        shares = {n: seconds / asked for n, seconds in drafting.draft_seconds.items() if seconds}
+        for candidate, followed in zip(drafting.candidates, drafting.followed, strict=True):
+            sequence_id = candidate.sequence.sequence_id
+            followed.steps += 1
+            for drafter, seconds in shares.items():
+                if drafter in followed.kinds:
+                    spent = followed.draft_seconds.get(drafter, 0.0)
+                    followed.draft_seconds[drafter] = spent + seconds
+            matched = drafting.matched.get(sequence_id)
+            if matched is None:
+                continue
+            guess = drafting.chosen[sequence_id]
+            followed.drafted_steps[guess.drafter] = followed.drafted_steps.get(guess.drafter, 0) + 1
+            draft, length = shares.get(guess.drafter, 0.0), len(guess.proposal.tokens)
+            line = self._ledger[followed.kinds[guess.drafter]]
+            rejected = (length - matched) / length * (draft + length * verify)
+            line.cost(length * verify, decode, rejected)
+        for followed in drafting.ended:
+            followed.enter(self._ledger)
 
 
 _NOTHING = DraftTotals()

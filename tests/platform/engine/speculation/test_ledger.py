@@ -10,8 +10,8 @@ def test_kinds_beyond_the_limit_are_summed_up() -> None:
     for length, kind in enumerate(kinds):
         line = ledger[kind]
         line.verified(length=1 + length % 4, matched=length % 2, margin=0.5)
-        line.cost(draft=0.25, verify=0.5, decode=1.0, rejected_share=0.5)
-        line.at_zero(draft=0.25)
+        line.cost(verify=0.5, decode=1.0, rejected=0.375)
+        line.at_zero(steps=1, draft=0.5)
     lines = ledger.lines()
     assert len(lines) == MAX_LINES + 1
     other = lines[0]
