@@ -29,8 +29,8 @@ from polyloom.platform.api.usage import own_usage
 from polyloom.platform.assembly import Assembly
 from polyloom.platform.settings import Settings
 
-MAX_BODY_BYTES = 32 << 20
-"""Of any body but an upload's."""
+MAX_BODY_BYTES = 8 << 20
+"""Of any body but an upload's: parsing it stops the event loop for a fraction of a second."""
 
 ROUTES: list[ControllerRouterHandler] = [
     create_chat_completion,

@@ -33,7 +33,7 @@ from polyloom.platform.api.schemas import (
 )
 from polyloom.platform.api.streaming import EventStream, sse
 from polyloom.platform.api.tool_calls import MessagePart, MessageReader, WholeMessage, tool_fields
-from polyloom.platform.errors import InvalidRequest
+from polyloom.platform.errors import ContextLengthExceeded, InvalidRequest
 from polyloom.platform.generation.inference import Inference, InferenceCall, Prompt, Target
 from polyloom.platform.generation.logprobs import ChatLogprobs, chat_logprobs
 from polyloom.platform.generation.output_text import TextToken
@@ -114,9 +114,14 @@ def _tool_use(body: ChatRequest) -> ToolUse | None:
 
 async def plan_prompt(body: ChatRequest, target: Target) -> Prompt:
     """Render and encode the messages; check the parameters against the model."""
-    messages = [message_of(m, f"messages[{i}]") for i, m in enumerate(body.messages)]
-    if not messages:
+    count, longest = len(body.messages), target.served.prompt
+    if not count:
         raise InvalidRequest("needs at least one message", param="messages")
+    if count > longest:  # each takes a token at the least
+        raise ContextLengthExceeded(
+            f"{count} messages cannot fit {longest} tokens", param="messages"
+        )
+    messages = [message_of(m, f"messages[{i}]") for i, m in enumerate(body.messages)]
     tokenizer, use = target.format.tokenizer, _tool_use(body)
     ids = await tokenizer.encode(
         await render_prompt(target.format, messages, use, target.tenant.slug),

@@ -22,7 +22,7 @@ from polyloom.platform.api.guards import AuthorizedRequest, requires
 from polyloom.platform.api.openapi import json_body
 from polyloom.platform.api.schemas import Completion, CompletionChoice, CompletionRequest
 from polyloom.platform.api.streaming import EventStream, sse
-from polyloom.platform.errors import InvalidRequest
+from polyloom.platform.errors import ContextLengthExceeded, InvalidRequest
 from polyloom.platform.generation.detokenize import decode
 from polyloom.platform.generation.inference import Inference, InferenceCall, Prompt, Target
 from polyloom.platform.generation.logprobs import CompletionLogprobs, completion_logprobs
@@ -130,6 +130,10 @@ async def _encode(prompt: str | list[int], target: Target) -> tuple[int, ...]:
             ids = [tokenizer.bos_id]
     else:
         ids = prompt
+        if len(ids) > target.served.prompt:
+            raise ContextLengthExceeded(
+                f"a prompt of {len(ids)} tokens cannot fit {target.served.prompt}", param="prompt"
+            )
         if any(not 0 <= i < tokenizer.vocabulary_size for i in ids):
             raise InvalidRequest("holds ids outside the vocabulary", param="prompt")
     if not ids:

@@ -3,7 +3,9 @@
 The operator's template is rendered here; one that a revision ships, by a worker process.
 """
 
+import asyncio
 import hashlib
+from functools import partial
 from typing import Any
 
 from polyloom.platform.errors import InvalidRequest
@@ -11,6 +13,9 @@ from polyloom.platform.generation.template_jobs import TemplateFault, TemplateJo
 from polyloom.platform.generation.template_workers import TemplateWorkers
 from polyloom.platform.generation.tokenizers import TextTokenizer
 from polyloom.platform.generation.tools.formats import ToolFormat, format_of, knows_tools
+
+RENDER_INLINE_MESSAGES = 64
+"""Longer conversations are rendered in a thread: a message takes some ten microseconds."""
 
 Message = dict[str, Any]
 """A chat message in OpenAI's shape: what templates are written against."""
@@ -55,7 +60,10 @@ class ChatTemplate:
         if self._template is None:
             raise _refused("this model has no chat template; use /v1/completions")
         if self._workers is None:
-            return self._render_here(self._template, messages, tools)
+            render = partial(self._render_here, self._template, messages, tools)
+            if len(messages) <= RENDER_INLINE_MESSAGES:
+                return render()
+            return await asyncio.to_thread(render)
         special_tokens = self.tokenizer.transformers.special_tokens_map
         job = TemplateJob(self._template, messages, special_tokens, tools)
         try:

@@ -13,6 +13,12 @@ from polyloom.platform.errors import ContextLengthExceeded
 ENCODE_INLINE_CHARACTERS = 8192
 """Longer texts are encoded in a thread: 8,192 characters take about a millisecond."""
 
+PIPELINE = ("normalizer", "pre_tokenizer", "model", "decoder")
+"""Of `tokenizer.json`: how a text is cut up and put together again."""
+
+MAX_POST_PROCESSOR_CHARACTERS = 4096
+"""What is added around a prompt, such as a BOS token, in tokenizer.json's words."""
+
 _SAMPLE = "Hello, wörld!\n  x = [1, 2] # 你好 🙂 don't"
 
 MAX_CHARACTERS_PER_TOKEN = 64
@@ -31,16 +37,21 @@ class TextTokenizer:
     strips_leading_space: decoding drops the space that encoding put before the first word.
     """
 
-    def __init__(self, folder: Path) -> None:
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, use_fast=True)
-        except (OSError, ValueError, KeyError) as error:
-            raise TokenizerUnusable(f"no usable tokenizer: {error}") from error
-        if not isinstance(tokenizer, PreTrainedTokenizerFast):
-            raise TokenizerUnusable("only tokenizers with a tokenizer.json are supported")
+    def __init__(self, folder: Path, like: "TextTokenizer | None" = None) -> None:
+        """like: the base's, for a tokenizer that an adapter ships: it must cut texts as that does,
+        by whatever special tokens. Nothing of a stranger's is run before that is known: a regex
+        may take for ever, and a replacement may make a gigabyte of a word.
+
+        Raises TokenizerUnusable.
+        """
+        tokenizer = _load(folder)
         self.folder = folder
         self.transformers = tokenizer
         self._backend = tokenizer.backend_tokenizer
+        self._backend.no_padding()  # both are a training's, not the text's
+        self._backend.no_truncation()
+        if like is not None:
+            self._check_like(like)
         added = self._backend.get_added_tokens_decoder()
         self.special_ids = frozenset(tokenizer.all_special_ids).union(
             token_id for token_id, token in added.items() if token.special
@@ -95,6 +106,14 @@ class TextTokenizer:
         token_id: int | None = self._backend.token_to_id(text)
         return token_id if token_id in self.special_ids else None
 
+    def _check_like(self, base: "TextTokenizer") -> None:
+        own, theirs = (msgspec.json.decode(t._backend.to_str()) for t in (self, base))
+        for part in PIPELINE:
+            if own[part] != theirs[part]:
+                raise TokenizerUnusable(f"its {part} is not the base's")
+        if len(msgspec.json.encode(own["post_processor"])) > MAX_POST_PROCESSOR_CHARACTERS:
+            raise TokenizerUnusable("its post_processor is too long")
+
     def _decodes_without_space(self) -> bool:
         ids = self.encode_now("a", special_tokens=False)
         text: str = self._backend.decode(ids)
@@ -122,6 +141,18 @@ class TextTokenizer:
         return token.replace("▁", " ").encode()
 
 
+def _load(folder: Path) -> PreTrainedTokenizerFast:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, use_fast=True, trust_remote_code=False
+        )
+    except Exception as error:  # whatever transformers meets in a folder
+        raise TokenizerUnusable(f"no usable tokenizer: {error}") from error
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise TokenizerUnusable("only tokenizers with a tokenizer.json are supported")
+    return tokenizer
+
+
 @lru_cache(maxsize=1)
 def _byte_of_character() -> dict[str, int]:
     """GPT-2's printable stand-ins for bytes: the inverse of its `bytes_to_unicode`."""
@@ -145,7 +176,10 @@ def _eos_ids(folder: Path, tokenizer_eos: int | None) -> tuple[int, ...]:
     ids = set() if tokenizer_eos is None else {int(tokenizer_eos)}
     config = folder / "generation_config.json"
     if config.is_file():
-        declared = msgspec.json.decode(config.read_bytes(), type=_GenerationConfig).eos_token_id
+        try:
+            declared = msgspec.json.decode(config.read_bytes(), type=_GenerationConfig).eos_token_id
+        except msgspec.DecodeError as error:
+            raise TokenizerUnusable(f"generation_config.json: {error}") from error
         ids.update([declared] if isinstance(declared, int) else declared or [])
     return tuple(sorted(ids))
 
@@ -167,6 +201,6 @@ class TokenizerCache:
             self._loading.pop(next(iter(self._loading)))
         try:
             return await asyncio.shield(task)
-        except TokenizerUnusable:
+        except Exception:
             self._loading.pop(folder, None)
             raise

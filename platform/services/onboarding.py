@@ -15,7 +15,7 @@ from polyloom.platform.generation.prompts import shipped_template
 from polyloom.platform.generation.template_jobs import TemplateFault, TemplateJob
 from polyloom.platform.generation.template_workers import TemplateWorkers
 from polyloom.platform.generation.templates import ChatTemplate
-from polyloom.platform.generation.tokenizers import TextTokenizer
+from polyloom.platform.generation.tokenizers import TextTokenizer, TokenizerUnusable
 from polyloom.platform.services.adapters import AdapterRegistry
 from polyloom.platform.services.blobs import BlobStore
 from polyloom.platform.services.checking import RevisionChecker
@@ -141,12 +141,25 @@ class Onboarding:
         except TemplateFault as fault:
             raise InvalidAdapterError("chat_template", f"cannot be served: {fault}") from fault
 
+    def _shipped_tokenizer(self, folder: Path) -> TextTokenizer:
+        """Raises InvalidAdapterError unless requests can be served by it."""
+        try:
+            tokenizer = TextTokenizer(folder, like=self._base.format.tokenizer)
+        except TokenizerUnusable as error:
+            raise InvalidAdapterError("tokenizer.json", f"cannot be served: {error}") from error
+        rows = self._base.layout.vocab_size
+        if tokenizer.vocabulary_size > rows or not all(0 <= i < rows for i in tokenizer.eos_ids):
+            raise InvalidAdapterError(
+                "tokenizer_config.json", f"names tokens beyond the base's {rows}"
+            )
+        return tokenizer
+
     def _template_digest(self, folder: Path, validated: ValidatedAdapter) -> str | None:
         """Digest of the revision's own prompt format; None when it is the base's."""
         if not (validated.has_template or validated.has_tokenizer):
             return None
         base = self._base.format
-        tokenizer = TextTokenizer(folder) if validated.has_tokenizer else base.tokenizer
+        tokenizer = self._shipped_tokenizer(folder) if validated.has_tokenizer else base.tokenizer
         template = shipped_template(folder)
         if template is None:
             template = shipped_template(self._base.folder)

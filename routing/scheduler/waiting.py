@@ -41,10 +41,13 @@ class WaitingQueue:
     def append(self, sequence: Sequence) -> None:
         """Queue a new arrival.
 
+        Where `limit` sequences wait already, a tenant with less than an equal share of them may
+        still add to its own, so nobody can shut the others out; up to twice the limit in all.
+
         Raises:
-            QueueFullError: `limit` sequences wait already.
+            QueueFullError: no place is left for this tenant.
         """
-        if self._length >= self.limit:
+        if self._length >= self.limit and not self._may_exceed(sequence.tenant):
             raise QueueFullError(self.limit)
         self._of(sequence).append(sequence)
         self._length += 1
@@ -79,6 +82,11 @@ class WaitingQueue:
             )
             for tenant in sorted(running.keys() | self._tenants.keys())
         )
+
+    def _may_exceed(self, tenant: str) -> bool:
+        own = len(self._tenants[tenant]) if tenant in self._tenants else 0
+        share = self.limit // len(self._tenants.keys() | {tenant})
+        return own < share and self._length < 2 * self.limit
 
     def _tenant_order(self, tenant: str, running: list[Sequence]) -> Iterator[Sequence]:
         yield from running

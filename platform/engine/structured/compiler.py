@@ -79,19 +79,22 @@ class GrammarCompiler:
 
 
 def _load(vocabulary: Vocabulary, vocab_size: int) -> LLTokenizer:
-    """Raises GrammarError where the folder does not hold the tokenizer of that digest."""
+    """Raises GrammarError where the folder does not hold the tokenizer of that digest, or one that
+    grammars cannot be laid over."""
     from transformers import AutoTokenizer  # slow to import, and not every engine needs it
 
     try:
         loaded = AutoTokenizer.from_pretrained(vocabulary.folder, local_files_only=True)
-        described: str = loaded.backend_tokenizer.to_str()
+        backend = loaded.backend_tokenizer
+        backend.no_padding()  # as the API process reads it
+        backend.no_truncation()
+        described: str = backend.to_str()
     except Exception as error:  # whatever transformers meets in a folder
         raise GrammarError(f"the tokenizer cannot be loaded: {type(error).__name__}") from error
     if "sha256:" + sha256(described.encode()).hexdigest() != vocabulary.digest:
         raise GrammarError("the tokenizer is not the one that the prompt was written with")
-    backend = loaded.backend_tokenizer
-    backend.no_padding()
-    backend.no_truncation()
-    return LLTokenizer(
-        backend.to_str(), n_vocab=max(vocab_size, len(loaded)), eos_token=list(vocabulary.eos_ids)
-    )
+    n_vocab, eos = max(vocab_size, len(loaded)), list(vocabulary.eos_ids)
+    try:
+        return LLTokenizer(described, n_vocab=n_vocab, eos_token=eos)
+    except Exception as error:  # for a decoder that it does not know, ValueError among others
+        raise GrammarError(f"grammars cannot be used with this tokenizer: {error}") from error

@@ -1,5 +1,6 @@
 """The grammars of the engine's sequences, from a sequence's arrival to its end."""
 
+import logging
 from concurrent.futures import Future
 
 from polyloom.platform.engine.errors import GrammarError
@@ -7,6 +8,16 @@ from polyloom.platform.engine.structured.compiler import CompiledGrammar, Gramma
 from polyloom.platform.engine.structured.matcher import GrammarMatcher
 from polyloom.routing.grammar import Vocabulary
 from polyloom.routing.scheduler.sequence import Sequence
+
+logger = logging.getLogger("polyloom.engine")
+
+
+def _as_grammar_error(error: BaseException) -> GrammarError:
+    """Whatever compiling one sequence's grammar raised ends that sequence, not the step loop."""
+    if isinstance(error, GrammarError):
+        return error
+    logger.error("a grammar could not be compiled", exc_info=error)
+    return GrammarError(f"the grammar cannot be compiled: {type(error).__name__}")
 
 
 class SequenceGrammars:
@@ -39,12 +50,12 @@ class SequenceGrammars:
             if not future.done():
                 continue
             del self._compiling[sequence_id]
-            try:
+            error = future.exception()
+            if error is None:
                 self._matchers[sequence_id] = future.result().matcher()
-            except GrammarError as error:
-                failed.append((sequence, error))
-                continue
-            sequence.held = False
+                sequence.held = False
+            else:
+                failed.append((sequence, _as_grammar_error(error)))
         return failed
 
     def matcher(self, sequence_id: str) -> GrammarMatcher | None:

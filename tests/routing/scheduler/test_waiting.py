@@ -1,9 +1,11 @@
 """The queue's order: tenants, then adapters, by what they were served; conversations in order."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyloom.routing.scheduler.batch import ScheduledSequence
+from polyloom.routing.scheduler.errors import QueueFullError
 from polyloom.routing.scheduler.fairness import VirtualCounters
 from polyloom.routing.scheduler.sequence import Sequence
 from polyloom.routing.scheduler.waiting import WaitingQueue
@@ -25,6 +27,25 @@ def order(queue):
 def run(queue, sequence, tokens):
     queue.shares.ran(ScheduledSequence(sequence, sequence.computed, tokens, completes=False))
     sequence.computed += tokens
+
+
+def test_a_tenant_that_fills_the_queue_shuts_nobody_out(request_factory):
+    queue = WaitingQueue(4, credit=0.0)
+
+    def arrive(tenant, count):
+        for _ in range(count):
+            name = f"{tenant}{len(queue)}"
+            queue.append(Sequence(request_factory(name, tenant=tenant), float(len(queue))))
+
+    arrive("a", 4)
+    arrive("b", 2)  # its half
+    for tenant in ("a", "b"):
+        with pytest.raises(QueueFullError):
+            arrive(tenant, 1)
+    arrive("c", 1)
+    arrive("d", 1)
+    with pytest.raises(QueueFullError):  # twice the limit
+        arrive("e", 1)
 
 
 def test_tenants_take_turns_and_of_one_the_order_is_that_of_arrival(request_factory):

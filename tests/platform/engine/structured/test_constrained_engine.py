@@ -136,6 +136,22 @@ def test_a_grammar_that_fails_ends_its_own_request_alone(
     assert good_answer.end.reason == "length"
 
 
+class Panic(BaseException):
+    """As pyo3 raises them."""
+
+
+def test_whatever_compiling_raises_ends_one_request_alone(
+    engine, request_factory, run, make_grammar, monkeypatch
+) -> None:
+    failed: Future = Future()
+    failed.set_exception(Panic())
+    monkeypatch.setattr(engine._grammars._compiler, "compile", lambda grammar: failed)
+    bad = request_factory(PROMPT, grammar=make_grammar("regex", "ab"))
+    bad_answer, good_answer = run(engine, [bad, request_factory(PROMPT, max_tokens=3)])
+    assert (bad_answer.end.reason, bad_answer.end.error_code) == ("error", "invalid_schema")
+    assert good_answer.end.reason == "length"
+
+
 def test_an_adapters_sequence_takes_a_grammar(
     engine, request_factory, run, make_grammar, adapter_factory, tokenizer
 ) -> None:

@@ -1,14 +1,17 @@
 """A sequence's place in its grammar: masks, looking ahead, coming back."""
 
 import json
+from hashlib import sha256
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
 from polyloom.platform.engine.errors import GrammarError
 from polyloom.platform.engine.structured.source import check, llguidance_source
+from polyloom.routing.grammar import Grammar, Vocabulary
 
 TICKET = json.dumps(
     {
@@ -142,6 +145,20 @@ def test_another_tokenizer_than_the_prompts_is_refused(compiler, make_grammar) -
     )
     with pytest.raises(GrammarError, match="not the one"):
         compiler.compile(type(grammar)(kind="regex", text="a", vocabulary=vocabulary)).result(30)
+
+
+def test_a_tokenizer_that_grammars_cannot_read_is_a_fault_of_the_request(
+    compiler, tokenizer, tmp_path
+) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"decoder": {"type": "Fuse"}}))
+    digest = sha256(AutoTokenizer.from_pretrained(tmp_path).backend_tokenizer.to_str().encode())
+    vocabulary = Vocabulary(
+        folder=str(tmp_path), digest="sha256:" + digest.hexdigest(), eos_ids=(2,)
+    )
+    with pytest.raises(GrammarError, match="cannot be used with this tokenizer"):
+        compiler.compile(Grammar(kind="regex", text="a", vocabulary=vocabulary)).result(30)
 
 
 def test_json_is_written_on_one_line() -> None:
