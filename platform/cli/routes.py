@@ -203,7 +203,8 @@ def _targets(route: Json) -> str:
 
 
 def _print_route(route: Json) -> None:
-    click.echo(f"{route['name']} (version {route['version']}) → {_targets(route)}")
+    drafts = "" if route["drafts"] is None else f", drafts: {route['drafts']}"
+    click.echo(f"{route['name']} (version {route['version']}) → {_targets(route)}{drafts}")
 
 
 def _print_plan(plan: Json) -> None:

@@ -238,7 +238,8 @@ def test_the_command_line_does_all_of_it(server, owner, tmp_path) -> None:
 
     planned = run(owner, "routes", "set", "cli", "support@1=3", "support@9", "--dry-run")
     assert "75.0%" in planned and "would be refused" in planned
-    assert "version 1" in run(owner, "routes", "set", "cli", "support@1=3", "support@2")
+    first = run(owner, "routes", "set", "cli", "support@1=3", "support@2", "--drafts", "3")
+    assert "version 1" in first and "drafts: 3" in first
     run(owner, "routes", "set", "cli", "support@2", "--reason", "all of it")
     assert "all of it" in run(owner, "routes", "versions", "cli")
     assert "support@1=3, support@2=1" in run(owner, "routes", "rollback", "cli")
