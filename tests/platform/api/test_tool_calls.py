@@ -1,9 +1,12 @@
 """Tool calls through a whole server and the official client."""
 
+import asyncio
 import json
 
 import openai
 import pytest
+
+from examples import tool_call
 
 HELLO = [{"role": "user", "content": "What is the weather in Bern?"}]
 WEATHER = {
@@ -70,6 +73,22 @@ def test_a_named_call_streamed(tenant, base_name) -> None:
     assert not any(chunk.choices[0].delta.content for chunk in chunks)
     assert chunks[0].choices[0].delta.role == "assistant"
     assert [c.choices[0].finish_reason for c in chunks][-1] == "tool_calls"
+
+
+@pytest.mark.slow
+def test_a_real_model_streams_the_example_s_call(serve_another, smollm2, tmp_path) -> None:
+    with serve_another(smollm2.folder, tmp_path, dtype="bfloat16") as server:
+        tenant = server.new_tenant()
+
+        async def called() -> dict[str, str]:
+            url = f"{server.url}/v1"
+            async with openai.AsyncOpenAI(base_url=url, api_key=tenant.key) as client:
+                model = (await client.models.list()).data[0].id
+                return await tool_call.call(client, model)
+
+        arguments = asyncio.run(called())
+    assert arguments["unit"] in ("celsius", "fahrenheit")
+    assert 0 < len(arguments["city"]) <= 30
 
 
 def test_the_client_s_own_accumulation(tenant, base_name) -> None:
