@@ -24,6 +24,7 @@ MAX_DEPTH = 8  # tokens that a drafter which computes is asked for
 PROBE_SHARE = 0.004  # of the time, that probing may cost
 
 _PROBE_TOKENS = 3
+_LEAST_PROBE = 0.03  # of a step: what a probe is charged, however cheap its rows look
 _REST = 8  # steps for which a drafter that would not have paid is not considered again
 _PRICES_HOLD = 16  # steps
 _PRICE_DECAY = 0.9  # a step, so that a probe's price is looked at again when the load has changed
@@ -260,12 +261,10 @@ class Controller:
             lengths[place] = min(length, room, len(guess.proposal.tokens))
             room -= lengths[place]
         taken = load.room - room
-        choice = best_lengths(
-            [guesses[place].survival for place in joint],
-            load.rows,
-            room,
-            lambda count: self._seconds(load, taken + count),
-        )
+        survivals = [guesses[place].survival for place in joint]
+        most = taken + min(room, sum(map(len, survivals)))
+        seconds = self._table(load, most)[taken:]
+        choice = best_lengths(survivals, load.rows, room, seconds.__getitem__)
         self.margin = choice.margin
         return lengths | dict(zip(joint, choice.lengths, strict=True))
 
@@ -286,12 +285,14 @@ class Controller:
         if not idle or taken + _PROBE_TOKENS > load.room:
             return {}
         place = idle[self._probes % len(idle)]
-        extra = self._seconds(load, taken + _PROBE_TOKENS) - self._seconds(load, taken)
+        without = self._seconds(load, taken)
+        extra = self._seconds(load, taken + _PROBE_TOKENS) - without
+        extra = max(extra, _LEAST_PROBE * without)
         models = [m for m in self._models if m.serves(candidates[place].sequence)]
         turn = self._probes // len(idle) % (len(models) + 1)
         if turn < len(models):
             extra += _PROBE_TOKENS * self._token_times[models[turn].name].predict(1, 0.0)
-        self._probe_price = max(extra, 0.0)
+        self._probe_price = extra
         if extra > self._allowance:
             return {}
         self._probes += 1
@@ -305,14 +306,19 @@ class Controller:
 
     def _seconds(self, load: Load, drafted: int) -> float:
         """Of the step with so many drafted tokens."""
+        return self._table(load, drafted)[drafted]
+
+    def _table(self, load: Load, drafted: int) -> list[float]:
+        """Seconds of the step with 0, 1, … drafted tokens, up to `drafted` at least."""
         prices = self._prices.get(load.rows)
         if prices is None or not prices.hold(self._steps, self.step_times.classes):
             prices = self._prices[load.rows] = _Prices(self._steps, self.step_times.classes)
         for more in range(len(prices.seconds), drafted + 1):
             attended = load.attended * (1 + more / load.rows)
             seconds = self.step_times.predict(load.rows + more, attended)
-            prices.seconds.append(max(seconds, 1e-9))
-        return prices.seconds[drafted]
+            least = prices.seconds[-1] if prices.seconds else 1e-9
+            prices.seconds.append(max(seconds, least))  # no step costs less than a smaller one
+        return prices.seconds
 
 
 def _keep_better(guesses: dict[int, Guess], others: dict[int, Guess]) -> None:

@@ -17,7 +17,7 @@ from polyloom.platform.engine.speculation.ledger import Ledger
 from polyloom.routing.drafts import MAX_DRAFT_TOKENS
 from polyloom.routing.scheduler.batch import ScheduledSequence, StepPlan
 
-_LEARNED_FROM = 8  # drafts of one step
+_LEARNED_FROM = 4  # drafts of one step
 
 
 class DraftBlocks(Protocol):

@@ -104,6 +104,17 @@ def test_what_changes_is_noticed_within_a_hundred_drafts(decoding):
     assert model.survival(decoding(), "d", Proposal((1,), (0.7,)))[0] > 0.8
 
 
+def test_what_is_expected_of_a_drafter_follows_each_of_its_trials(decoding):
+    model, sequence, other = AcceptanceModel(), decoding(), decoding()
+    before = model.expected_survival(sequence, "d", 4)
+    teach(model, other, 50, 4, "another")
+    assert model.expected_survival(sequence, "d", 4) == before
+    teach(model, other, 50, 4)
+    after = model.expected_survival(sequence, "d", 4)
+    assert after[3] > before[3]
+    assert len(model.expected_survival(sequence, "d", 2)) == 2
+
+
 def test_temperatures_are_told_apart():
     assert [temperature_band(t) for t in (0.0, 0.5, 1.0, 1.1)] == [
         "greedy",
@@ -219,6 +230,18 @@ def test_a_change_of_workload_is_noticed(decoding, scripted):
         if world.step() >= 8:
             return
     pytest.fail("drafts pay again, and none are made")
+
+
+def test_a_drafter_that_rests_is_considered_for_other_sequences(decoding, scripted):
+    model = scripted(anything, looks_up=False)
+    world = World(decoding, [model], chance=0.0)
+    world.run(400)
+    world.controller._allowance = 0.0
+    asked = model.asked
+    fresh = decoding(domain="new")
+    teach(world.controller.acceptance, fresh, 50, 4, "scripted")
+    world.controller.choose([Candidate(fresh, 31, None)], Load(1, 100.0, ROOM))
+    assert model.asked == asked + 1
 
 
 @pytest.mark.parametrize(("policy", "length"), [("latency", 5), (5, 5), (1, 1)])
