@@ -1,12 +1,14 @@
 """What an answer must be: OpenAI's `response_format`, or our `regex` and `grammar`."""
 
-import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
+from polyloom.platform.engine.errors import GrammarError
+from polyloom.platform.engine.structured.source import check_length
 from polyloom.platform.errors import InvalidRequest, InvalidSchema
+from polyloom.platform.generation.nesting import nested_too_deeply
 from polyloom.platform.generation.tokenizers import TextTokenizer
 from polyloom.routing.grammar import Grammar, GrammarKind, Vocabulary
 
@@ -31,11 +33,20 @@ class ResponseFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class AnswerFormat:
-    """A grammar that a client asked for. param: the field that it came in."""
+    """A grammar that a client asked for. param: the field that it came in.
+
+    Raises InvalidSchema where it is longer than any may be, before anybody looks into it.
+    """
 
     kind: GrammarKind
     text: str
     param: str
+
+    def __post_init__(self) -> None:
+        try:
+            check_length(self.text)
+        except GrammarError as error:
+            raise InvalidSchema(str(error), param=self.param) from None
 
     def on(self, tokenizer: TextTokenizer, eos_ids: tuple[int, ...]) -> Grammar:
         """As the engine takes it. eos_ids: of the base, beside the tokenizer's.
@@ -73,16 +84,27 @@ def answer_format(
     return asked[0] if asked else None
 
 
+def schema_format(schema: dict[str, Any], param: str) -> AnswerFormat:
+    """JSON of a schema. Raises InvalidSchema where it is too long, nested too deeply, or says how
+    JSON is to be written (`x-guidance`) with something else than an object."""
+    try:
+        text = msgspec.json.encode(schema).decode()
+    except RecursionError:
+        raise InvalidSchema("is nested too deeply", param=param) from None
+    asked = AnswerFormat("json_schema", text, param)
+    if nested_too_deeply(schema):
+        raise InvalidSchema("is nested too deeply", param=param)
+    if not isinstance(schema.get("x-guidance", {}), dict):
+        raise InvalidSchema("is no JSON object", param=param + "/x-guidance")
+    return asked
+
+
 def _of_response_format(asked: ResponseFormat) -> AnswerFormat | None:
     if (asked.json_schema is not None) != (asked.type == "json_schema"):
         message = "goes with the type json_schema, and only with it"
         raise InvalidRequest(message, param="response_format.json_schema")
     if asked.json_schema is not None:
-        param = "response_format.json_schema.schema"
-        try:
-            return AnswerFormat("json_schema", json.dumps(asked.json_schema.schema), param)
-        except RecursionError:
-            raise InvalidSchema("is nested too deeply", param=param) from None
+        return schema_format(asked.json_schema.schema, "response_format.json_schema.schema")
     if asked.type == "json_object":
         return AnswerFormat("json_schema", ANY_OBJECT, "response_format")
     return None

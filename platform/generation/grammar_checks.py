@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,8 @@ MAX_KNOWN = 1024
 MAX_PLACE_CHARACTERS = 300
 MAX_LOOKED_AT = 200
 """Subschemas compiled to find the one at fault."""
+LOOKING_SECONDS = 1.0
+"""For which a thread that others wait for does so."""
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
@@ -77,12 +80,14 @@ def _located(asked: AnswerFormat, reason: str) -> InvalidSchema:
 
 
 def _deepest(schema: dict[str, Any], reason: str) -> tuple[str, str]:
-    """JSON pointer of the smallest subschema that fails by itself, and why it does."""
+    """JSON pointer of the smallest subschema that fails by itself, and why it does; of one around
+    it where looking takes too long."""
     root, place, node, left = _inside(schema), "", schema, MAX_LOOKED_AT
+    until = time.monotonic() + LOOKING_SECONDS
     while True:
         for step, child in _children(node):
             left -= 1
-            if left < 0:
+            if left < 0 or time.monotonic() > until:
                 return place, reason
             found = _reason(root, place + step)
             if found is not None:

@@ -39,8 +39,7 @@ JSON_OPTIONS: "JsonCompileOptions" = {
 
 def llguidance_source(kind: GrammarKind, text: str) -> str:
     """The grammar for `LLMatcher`. Raises GrammarError where it is too long or no JSON object."""
-    if len(text) > MAX_GRAMMAR_BYTES or len(text.encode()) > MAX_GRAMMAR_BYTES:
-        raise GrammarError(f"is longer than {MAX_GRAMMAR_BYTES >> 10} KiB")
+    check_length(text)
     if kind == "regex":
         return LLMatcher.grammar_from_regex(text)
     if kind == "lark":
@@ -49,6 +48,12 @@ def llguidance_source(kind: GrammarKind, text: str) -> str:
         return LLMatcher.grammar_from_json_schema(text, defaults=JSON_OPTIONS)
     except ValueError as error:
         raise GrammarError(reason(str(error))) from error
+
+
+def check_length(text: str) -> None:
+    """Raises GrammarError for more than MAX_GRAMMAR_BYTES."""
+    if len(text) > MAX_GRAMMAR_BYTES or len(text.encode()) > MAX_GRAMMAR_BYTES:
+        raise GrammarError(f"is longer than {MAX_GRAMMAR_BYTES >> 10} KiB")
 
 
 def check(kind: GrammarKind, text: str) -> None:

@@ -4,7 +4,7 @@ import json
 
 from polyloom.platform.engine.structured.source import inline_json
 from polyloom.platform.errors import InvalidRequest
-from polyloom.platform.generation.answer_formats import AnswerFormat
+from polyloom.platform.generation.answer_formats import AnswerFormat, schema_format
 from polyloom.platform.generation.tokenizers import TextTokenizer
 from polyloom.platform.generation.tools.formats import ToolFormat
 from polyloom.platform.generation.tools.requests import NO_PARAMETERS, Function, ToolUse
@@ -15,13 +15,10 @@ _NO_OBJECT = r"TEXT: /([^\s{](.|\n)*)?/"
 
 
 def argument_schemas(use: ToolUse) -> list[AnswerFormat]:
-    """The schema of each function that may be called, to be checked by itself."""
+    """The schema of each function that may be called, to be checked by itself. Raises what
+    `schema_format` does."""
     return [
-        AnswerFormat(
-            "json_schema",
-            json.dumps(function.parameters),
-            f"tools[{index}].function.parameters",
-        )
+        schema_format(function.parameters, f"tools[{index}].function.parameters")
         for index, function in use.callable
         if function.parameters is not None
     ]

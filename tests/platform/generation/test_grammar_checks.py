@@ -3,11 +3,14 @@
 import json
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from polyloom.platform.engine.structured.source import check
 from polyloom.platform.errors import InvalidRequest, InvalidSchema
+from polyloom.platform.generation import grammar_checks
 from polyloom.platform.generation.answer_formats import (
     ANY_OBJECT,
     AnswerFormat,
@@ -16,6 +19,7 @@ from polyloom.platform.generation.answer_formats import (
     answer_format,
 )
 from polyloom.platform.generation.grammar_checks import GrammarChecks
+from polyloom.routing.grammar import GrammarKind
 
 AT = "response_format.json_schema.schema"
 
@@ -94,7 +98,7 @@ def hostile() -> Iterator[AnswerFormat]:
     for _ in range(300):
         deep = properties(a=deep)
     doubled = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(30)}
-    yield of_schema(deep)
+    yield AnswerFormat("json_schema", json.dumps(deep), AT)
     yield of_schema({"$ref": "#"})
     yield of_schema({"$defs": doubled | {"d30": {"type": "object"}}, "$ref": "#/$defs/d0"})
     yield of_schema(
@@ -116,6 +120,39 @@ async def test_hostile_ones_end_soon(checks: GrammarChecks) -> None:
         except InvalidRequest as error:
             assert len(error.message) < 1000
         assert time.thread_time() - started < 1
+
+
+@pytest.mark.parametrize(
+    ("schema", "param"),
+    [
+        ({"examples": [1] * 200_000}, AT),
+        ({"type": "array", "examples": "ä" * 140_000}, AT),
+        ({"x-guidance": 5}, f"{AT}/x-guidance"),
+    ],
+)
+def test_refused_before_anybody_looks_into_it(schema: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidSchema) as raised:
+        of_schema(schema)
+    assert raised.value.param == param
+
+
+async def test_the_place_is_not_looked_for_for_long(
+    checks: GrammarChecks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times: list[float] = []
+
+    def slow(kind: GrammarKind, text: str) -> None:
+        times.append(len(times) * 0.3)
+        check(kind, text)
+
+    monkeypatch.setattr(grammar_checks, "check", slow)
+    clock = SimpleNamespace(monotonic=lambda: times[-1])
+    monkeypatch.setattr(grammar_checks, "time", clock)
+    good = {f"p{i}": {"type": "string"} for i in range(50)}
+    with pytest.raises(InvalidSchema) as raised:
+        await checks.check(of_schema(properties(**good, bad={"type": "strin"})))
+    assert raised.value.param == AT
+    assert len(times) == 5
 
 
 def test_one_grammar_at_a_time() -> None:
@@ -140,7 +177,8 @@ def test_keys_keep_the_schema_s_order() -> None:
 
 def test_a_schema_nested_beyond_all_limits() -> None:
     deep: dict[str, Any] = {}
-    for _ in range(5000):
+    for levels in range(5001):
+        if levels in (101, 970, 5000):
+            with pytest.raises(InvalidSchema, match="too deeply"):
+                of_schema(deep)
         deep = {"items": deep}
-    with pytest.raises(InvalidSchema, match="too deeply"):
-        of_schema(deep)
