@@ -12,6 +12,7 @@ from polyloom.platform.api.schemas import (
     ToolCallDelta,
 )
 from polyloom.platform.errors import InvalidRequest
+from polyloom.platform.generation.nesting import nested_too_deeply
 from polyloom.platform.generation.run import ChoiceDelta
 from polyloom.platform.generation.templates import Message
 from polyloom.platform.generation.tools.formats import ToolFormat
@@ -46,11 +47,15 @@ def tool_fields(message: ChatMessage, param: str) -> Message:
 
 
 def _call_for_templates(call: ToolCall, param: str) -> Message:
+    where = f"{param}.function.arguments"
     try:
         arguments = msgspec.json.decode(call.function.arguments or "{}", type=dict)
     except msgspec.DecodeError:
-        where = f"{param}.function.arguments"
         raise InvalidRequest("is no JSON object", param=where) from None
+    except RecursionError:
+        raise InvalidRequest("is nested too deeply", param=where) from None
+    if nested_too_deeply(arguments):
+        raise InvalidRequest("is nested too deeply", param=where)
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
 

@@ -112,7 +112,7 @@ def _check_expectation(prompt: GoldenPrompt, at: str) -> None:
             )
         try:
             regex.compile(expect.matches)
-        except (regex.error, OverflowError, RecursionError) as error:
+        except (regex.error, ValueError, OverflowError, RecursionError) as error:
             raise InvalidRequest(f"no regular expression: {error}", param=f"{at}.matches") from None
 
 

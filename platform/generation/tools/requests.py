@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from polyloom.platform.errors import InvalidRequest
+from polyloom.platform.generation.nesting import nested_too_deeply
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -109,6 +110,10 @@ def tool_use(
         return None
     functions = tuple(tool.function for tool in tools)
     _check_names([function.name for function in functions])
+    for index, function in enumerate(functions):
+        if nested_too_deeply(function.parameters):
+            param = f"tools[{index}].function.parameters"
+            raise InvalidRequest("is nested too deeply", param=param)
     only = choice.function.name if isinstance(choice, NamedTool) else None
     if only is not None and only not in {function.name for function in functions}:
         raise InvalidRequest(f"{only[:64]!r} is not among the tools", param="tool_choice")

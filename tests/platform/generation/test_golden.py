@@ -74,6 +74,10 @@ YES = Expectation(contains="yes")
             "prompts[0].expect.matches",
         ),
         (
+            GoldenPrompt(name="a", prompt="x", expect=Expectation(matches="(?a)(?u)a")),
+            "prompts[0].expect.matches",
+        ),
+        (
             GoldenPrompt(name="a", prompt="x", expect=Expectation(ends_within=65)),
             "prompts[0].expect.ends_within",
         ),

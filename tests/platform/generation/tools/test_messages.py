@@ -13,7 +13,7 @@ from polyloom.platform.generation.template_workers import TemplateWorkers
 from polyloom.platform.generation.templates import ChatTemplate
 from polyloom.platform.generation.tokenizers import TextTokenizer
 from polyloom.platform.generation.tools.messages import render_prompt
-from polyloom.platform.generation.tools.requests import Tool, ToolUse, tool_use
+from polyloom.platform.generation.tools.requests import Function, Tool, ToolUse, tool_use
 
 TOOLS = msgspec.convert(
     [{"type": "function", "function": {"name": "f", "description": "does", "strict": True}}],
@@ -106,3 +106,22 @@ def test_fields_go_with_their_roles(message, param) -> None:
     with pytest.raises(InvalidRequest) as raised:
         message_of(msgspec.convert(message, ChatMessage), "m")
     assert raised.value.param == param
+
+
+@pytest.mark.parametrize("levels", [101, 970, 5000])
+def test_what_is_nested_too_deeply_is_refused(levels: int) -> None:
+    parameters: dict[str, object] = {}
+    for _ in range(levels):
+        parameters = {"items": parameters}
+    with pytest.raises(InvalidRequest) as raised:
+        tool_use(
+            [Tool(type="function", function=Function(name="f", parameters=parameters))], None, None
+        )
+    assert raised.value.param == "tools[0].function.parameters"
+
+    function = {"name": "f", "arguments": '{"a":' * levels + "1" + "}" * levels}
+    call = {"id": "c1", "type": "function", "function": function}
+    message = msgspec.convert({"role": "assistant", "tool_calls": [call]}, ChatMessage)
+    with pytest.raises(InvalidRequest) as raised:
+        message_of(message, "messages[0]")
+    assert raised.value.param == "messages[0].tool_calls[0].function.arguments"
