@@ -1,6 +1,7 @@
 """The members of a tar, tar.gz or zip, listed without trusting what the archive says of itself."""
 
 import gzip
+import lzma
 import os
 import stat
 import struct
@@ -9,7 +10,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -22,6 +23,20 @@ _CHUNK = 1 << 20
 _MAX_TAR_HEADER = 1 << 16
 _MAX_ZIP_DIRECTORY = 1 << 20
 _EOCD = struct.Struct("<4s4H2IH")
+# What the readers meet in headers that are not what they should be, wherever they look at them.
+_UNREADABLE = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    OSError,
+    EOFError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    RuntimeError,
+)
 
 
 class ArchiveKind(StrEnum):
@@ -75,18 +90,32 @@ def open_members(
     `spend` is told of every byte that a gzip stream unpacks to, before it is written. Raises
     InvalidAdapterError when the archive cannot be read or has more than `max_entries`.
     """
+    with ExitStack() as opened:
+        with refused_if_unreadable("upload"):
+            if kind is ArchiveKind.ZIP:
+                members = _zip_members(opened.enter_context(_open_zip(path, max_entries)))
+            else:
+                plain = _gunzip(path, spend) if kind is ArchiveKind.TAR_GZ else path
+                tar = opened.enter_context(
+                    tarfile.open(plain, "r:", tarinfo=_BoundedTarInfo, errorlevel=2)
+                )
+                members = _tar_members(tar, max_entries)
+        yield _readable(members)
+
+
+@contextmanager
+def refused_if_unreadable(name: str) -> Iterator[None]:
+    """Around every look into an archive: what its reader cannot make sense of is an
+    InvalidAdapterError that names the member, or the upload."""
     try:
-        if kind is ArchiveKind.ZIP:
-            with _open_zip(path, max_entries) as archive:
-                yield _zip_members(archive)
-            return
-        plain = path
-        if kind is ArchiveKind.TAR_GZ:
-            plain = _gunzip(path, spend)
-        with tarfile.open(plain, "r:", tarinfo=_BoundedTarInfo, errorlevel=2) as tar:
-            yield _tar_members(tar, max_entries)
-    except (tarfile.TarError, zipfile.BadZipFile, NotImplementedError) as error:
-        raise InvalidAdapterError("upload", f"cannot be read as an archive: {error}") from error
+        yield
+    except _UNREADABLE as error:
+        raise InvalidAdapterError(name, f"cannot be unpacked: {error}") from error
+
+
+def _readable(members: Iterator[Member]) -> Iterator[Member]:
+    with refused_if_unreadable("upload"):
+        yield from members
 
 
 def _kind_by_magic(head: bytes) -> ArchiveKind | None:

@@ -12,7 +12,6 @@ import re
 import shutil
 import tempfile
 import unicodedata
-import zlib
 from collections.abc import AsyncIterable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +20,12 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import IO, BinaryIO, Self
 
-from polyloom.adapters.archives import ArchiveKind, Member, open_members
+from polyloom.adapters.archives import (
+    ArchiveKind,
+    Member,
+    open_members,
+    refused_if_unreadable,
+)
 from polyloom.adapters.errors import InvalidAdapterError, TooLargeError
 
 CONFIG_FILE = "adapter_config.json"
@@ -199,7 +203,9 @@ class Staging:
             return
         limit = file_limit(name, self._limits)
         written = 0
-        with member.open() as source, _create(self.folder / name) as out:
+        with refused_if_unreadable(name):
+            source = member.open()
+        with source, _create(self.folder / name) as out:
             for chunk in _chunks(source, name):
                 written += len(chunk)
                 if written > limit:
@@ -316,11 +322,9 @@ def _write(out: BinaryIO, data: bytes) -> None:
 
 
 def _chunks(source: IO[bytes], name: str) -> Iterator[bytes]:
-    try:
+    with refused_if_unreadable(name):
         while chunk := source.read(_CHUNK):
             yield chunk
-    except (OSError, EOFError, zlib.error, ValueError) as error:
-        raise InvalidAdapterError(name, f"cannot be unpacked: {error}") from error
 
 
 async def _in_thread(work: Callable[[], None]) -> None:

@@ -285,6 +285,56 @@ async def test_a_huge_tar_header_is_not_read_into_memory(receive: Receive) -> No
     assert "oversized" in (await refused(receive, body)).message
 
 
+def _sparse_header() -> bytes:
+    """GNU's old form, which says that another block of its map follows; none does."""
+    info = tarfile.TarInfo("adapter_model.safetensors")
+    info.type = tarfile.GNUTYPE_SPARSE
+    header = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    header[482] = 1
+    return _summed(header)
+
+
+def _summed(header: bytearray) -> bytes:
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header)
+
+
+def _endless_size() -> bytes:
+    header = bytearray(tarfile.TarInfo("adapter_config.json").tobuf(tarfile.GNU_FORMAT))
+    header[124:136] = b"\x80" + b"\x7f" + b"\xff" * 10
+    return _summed(header)
+
+
+def _pax(fields: dict[str, str]) -> bytes:
+    info = tarfile.TarInfo("adapter_model.safetensors")
+    info.pax_headers = fields
+    return info.tobuf(tarfile.PAX_FORMAT)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        _pax({"GNU.sparse.map": "a,b"}),
+        _pax({"GNU.sparse.size": "abc"}),
+        _pax({"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "x"}),
+        _sparse_header(),
+        _endless_size(),
+    ],
+)
+async def test_a_tar_whose_headers_make_no_sense(receive: Receive, body: bytes) -> None:
+    assert (await refused(receive, body)).param == "upload"
+
+
+async def test_a_zip_whose_members_lie_nowhere(
+    receive: Receive, make_zip: Callable[..., bytes]
+) -> None:
+    body = bytearray(make_zip([CONFIG, WEIGHTS]))
+    directory, end = body.find(b"PK\x01\x02"), body.find(b"PK\x05\x06")
+    body[end + 16 : end + 20] = (directory + 60).to_bytes(4, "little")  # it begins before the file
+    assert (await refused(receive, bytes(body))).param == CONFIG[0]
+
+
 async def test_an_encrypted_zip_and_a_zip64(
     receive: Receive, make_zip: Callable[..., bytes]
 ) -> None:
