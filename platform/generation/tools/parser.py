@@ -10,6 +10,11 @@ from enum import Enum
 from polyloom.platform.generation.tools.call_scanner import CallScanner, MalformedCall
 from polyloom.platform.generation.tools.formats import ToolFormat
 
+MAX_NAMELESS = 4096
+"""Characters after which what began like a call, and has named no function, is text."""
+MAX_READINGS = 8
+"""Of one text, each from a later beginning, until it is only text."""
+
 
 @dataclass(frozen=True)
 class TextPiece:
@@ -56,6 +61,7 @@ class ToolCallParser:
         self._space = ""
         self._mark = ""  # the part of an opening or closing that is there
         self._raw = ""  # of a call whose function is not known yet
+        self._again = ""  # what was given up and is to be read once more
         self._in_list = self._between = False
         self._scanner = CallScanner()
 
@@ -68,12 +74,15 @@ class ToolCallParser:
         """What `text` makes certain."""
         for character in text:
             self._step(character)
+            if self._again:
+                self._read_again()
         return self._taken()
 
     def finish(self) -> list[ToolEvent]:
         """The rest, when the answer has ended: a call that broke off stays as far as it came."""
-        while self._at is not _At.TEXT and self._raw:
+        if self._raw:
             self._give_up()
+            self._read_again(ended=True)
         if self._at is _At.TEXT and self._mark:
             self._resume(self._mark)
         elif not self._after_call:
@@ -92,6 +101,24 @@ class ToolCallParser:
             self._read_marks(character)
         else:
             self._read_object(character)
+        if len(self._raw) > MAX_NAMELESS:
+            self._resume(self._left())
+
+    def _read_again(self, *, ended: bool = False) -> None:
+        """Read what was given up, which may be given up again further on. ended: nothing follows."""
+        for _ in range(MAX_READINGS):
+            text, self._again = self._again, ""
+            for at, character in enumerate(text, start=1):
+                self._step(character)
+                if self._again:
+                    self._again += text[at:]
+                    break
+            if ended and self._raw and not self._again:
+                self._give_up()
+            if not self._again:
+                return
+        self._resume(self._again)
+        self._again = ""
 
     def _read_text(self, character: str) -> None:
         opening = self._form.opening
@@ -178,13 +205,18 @@ class ToolCallParser:
 
     def _give_up(self) -> None:
         """What was read since the last call began is text after all."""
+        written = self._left()
+        # Its first character opens no call: it was tried. One may begin further on.
+        self._resume(written[:1])
+        self._again = written[1:]
+
+    def _left(self) -> str:
+        """Be in the text again. Returns what was read since the last call began, the space before
+        it aside."""
         written = self._raw.lstrip()
         self._space = self._raw[: len(self._raw) - len(written)]
         self._at, self._raw, self._mark = _At.TEXT, "", ""
-        # Its first character opens no call: it was tried. One may begin further on.
-        self._resume(written[:1])
-        for character in written[1:]:
-            self._step(character)
+        return written
 
 
 def merged(events: list[ToolEvent]) -> list[ToolEvent]:

@@ -2,6 +2,7 @@
 
 import json
 from itertools import pairwise
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from polyloom.platform.generation.tools.formats import HERMES, LISTED, LLAMA3, MISTRAL, ToolFormat
 from polyloom.platform.generation.tools.parser import (
+    MAX_READINGS,
     ArgumentsPiece,
     CallBegun,
     TextPiece,
@@ -163,3 +165,23 @@ def test_calls_come_back_as_they_were_written(form, calls, spaced) -> None:
     text, found = parsed(kind, *written)
     assert text == ""
     assert [(name, json.loads(given)) for name, given in found] == calls
+
+
+BEGINNING = '<tool_call>{"a":['
+
+
+@pytest.mark.parametrize("end", ["", "}", '"' + "x" * 5000])
+@pytest.mark.parametrize("beginnings", [2, 400])
+def test_beginnings_of_calls_without_an_end_cost_little(beginnings: int, end: str) -> None:
+    text = BEGINNING * beginnings + end
+    with patch.object(
+        ToolCallParser, "_step", autospec=True, side_effect=ToolCallParser._step
+    ) as step:
+        assert parsed(HERMES, text) == (text, [])
+    assert step.call_count <= (MAX_READINGS + 1) * len(text)
+
+
+def test_arguments_before_the_name_may_be_long() -> None:
+    arguments = json.dumps({"a": "x" * 3000})
+    call = f'<tool_call>{{"arguments": {arguments}, "name": "f"}}</tool_call>'
+    assert parsed(HERMES, call) == ("", [("f", arguments)])
