@@ -314,7 +314,7 @@ class Assembly:
         self.holds = PrefixHolds(
             self.database,
             self.engine,
-            HoldPlanner(self.inference),
+            HoldPlanner(self.inference, self.engine.block_size),
             caching=self.settings.prefix_cache,
         )
         self.holds.start()

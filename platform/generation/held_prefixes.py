@@ -35,8 +35,10 @@ class HoldPlanner:
     The model is resolved anew each time, so that an alias takes the held prefix along when it moves.
     """
 
-    def __init__(self, inference: Inference) -> None:
+    def __init__(self, inference: Inference, block_size: int) -> None:
+        """block_size: tokens of the engines' cache blocks; less is not held."""
         self._inference = inference
+        self._block_size = block_size
         self._tokens: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
 
     async def plan(self, tenant: TenantView, hold: int, held: HeldRequest) -> GenerationRequest:
@@ -57,7 +59,10 @@ class HoldPlanner:
         key = _digest(target.format.digest, target.tenant.slug, msgspec.json.encode(held))
         known = self._tokens.get(key)
         if known is None:
-            known = self._tokens[key] = await _encode(target, held)
+            known = await _encode(target, held)
+            param = "prompt" if held.messages is None else "messages"
+            _check_length(known, target.served, self._block_size, param)
+            self._tokens[key] = known
         self._tokens.move_to_end(key)
         if len(self._tokens) > REMEMBERED:
             self._tokens.popitem(last=False)
@@ -66,13 +71,10 @@ class HoldPlanner:
 
 async def _encode(target: Target, held: HeldRequest) -> tuple[int, ...]:
     if held.messages is not None:
-        ids = await _conversation(target, held.messages)
-    elif isinstance(held.prompt, str):
-        ids = await _encoded(target, held.prompt, special_tokens=True, param="prompt")
-    else:
-        ids = tuple(held.prompt or ())
-    _check_length(ids, target.served)
-    return ids
+        return await _conversation(target, held.messages)
+    if isinstance(held.prompt, str):
+        return await _encoded(target, held.prompt, special_tokens=True, param="prompt")
+    return tuple(held.prompt or ())
 
 
 async def _conversation(target: Target, messages: list[Message]) -> tuple[int, ...]:
@@ -102,11 +104,16 @@ async def _encoded(
     )
 
 
-def _check_length(ids: tuple[int, ...], served: ServedModel) -> None:
-    if not ids:
-        raise InvalidRequest("the prefix has no token that later requests will begin with")
+def _check_length(ids: tuple[int, ...], served: ServedModel, block_size: int, param: str) -> None:
+    if len(ids) < block_size:
+        message = (
+            f"later requests will begin with {len(ids)} tokens of the prefix, fewer than the "
+            f"{block_size} of a cache block"
+        )
+        raise InvalidRequest(message, param=param)
     if len(ids) > min(served.prompt, served.context - 1):
-        raise InvalidRequest(f"a prefix of {len(ids)} tokens is too long for this model")
+        message = f"a prefix of {len(ids)} tokens is too long for this model"
+        raise InvalidRequest(message, param=param)
 
 
 def _hold_id(number: int, request: GenerationRequest) -> str:
