@@ -30,26 +30,33 @@ class BlobKeeper:
         *,
         grace: float,
         interval: float = 60.0,
+        orphan_age: float = ORPHAN_SECONDS,
         clock: Clock = system_clock,
     ) -> None:
         """grace: seconds for which a blob outlives its last live revision: as long as a request may
-        run, for one that was queued before still has to load it."""
+        run, for one that was queued before still has to load it.  orphan_age: seconds after which
+        what a crash left is swept."""
         self._database = database
         self._blobs = blobs
         self._registry = registry
         self._grace = grace
+        self._orphan_age = orphan_age
         self._clock = clock
         self._collector = Periodic(self.collect, interval)
+        self._sweeper = Periodic(self.sweep, orphan_age)
 
     async def start(self) -> None:
-        """Bring store and record into agreement, then collect every `interval` seconds."""
+        """Bring store and record into agreement, then collect every `interval` seconds, and sweep
+        every `orphan_age`: what a crash left just before the start is too young then."""
         await self.quarantine_missing()
-        await self.sweep(ORPHAN_SECONDS)
+        await self.sweep()
         self._collector.start()
+        self._sweeper.start()
 
     async def stop(self) -> None:
-        """Stop collecting."""
+        """Stop collecting and sweeping."""
         await self._collector.stop()
+        await self._sweeper.stop()
 
     async def collect(self, grace: float | None = None) -> int:
         """Delete the blobs that no revision has needed for `grace` seconds (the keeper's own if
@@ -69,11 +76,12 @@ class BlobKeeper:
         await self._blobs.empty_trash()
         return len(rows)
 
-    async def sweep(self, min_age: float) -> int:
-        """Delete folders that a crash left, untouched for `min_age` seconds. Returns how many."""
+    async def sweep(self, min_age: float | None = None) -> int:
+        """Delete folders that a crash left, untouched for `min_age` seconds (the keeper's own if
+        None). Returns how many."""
         async with self._database.read() as session:
             known = await BlobRepository(session).known()
-        return await self._blobs.sweep(known, min_age)
+        return await self._blobs.sweep(known, self._orphan_age if min_age is None else min_age)
 
     async def quarantine_missing(self) -> None:
         """Take revisions whose folder is gone out of service, before a request finds out."""

@@ -97,8 +97,13 @@ def _flush(folder: Path) -> None:
 
 
 def _last_change(folder: Path) -> float:
-    """Unix time of the last change of the folder itself, its move into place included."""
+    """Unix time of the last change of the folder, its move into place included, or of anything in
+    it: a slow upload only grows its files."""
     try:
-        return folder.stat().st_ctime
+        return max(map(_ctime, [folder, *folder.rglob("*")]))
     except FileNotFoundError:
         return float("inf")
+
+
+def _ctime(path: Path) -> float:
+    return path.lstat().st_ctime

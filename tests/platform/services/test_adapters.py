@@ -7,6 +7,7 @@ import pytest
 
 from polyloom.platform.db.repositories import TenantRepository
 from polyloom.platform.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded
+from polyloom.platform.services.blob_keeper import BlobKeeper
 from polyloom.platform.services.views import FidelityVerdict
 
 if TYPE_CHECKING:
@@ -241,6 +242,18 @@ async def test_revisions_whose_files_are_gone_are_quarantined_at_the_start(
     await process.keeper.start()
     await process.keeper.stop()
     assert (await process.registry.revision(acme.id, "support", 1)).state == "quarantined"
+
+
+async def test_what_a_crash_left_is_swept_also_after_the_start(process: "Process") -> None:
+    keeper = BlobKeeper(
+        process.database, process.blobs, process.registry, grace=600.0, orphan_age=0.05
+    )
+    await keeper.start()
+    with process.blobs.staging() as left:
+        async with asyncio.timeout(10):
+            while left.exists():
+                await asyncio.sleep(0.01)
+    await keeper.stop()
 
 
 async def test_changes_are_audited(process: "Process") -> None:

@@ -1,9 +1,11 @@
 """The blob store: whole folders in, whole folders out, and what a crash left is swept."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from polyloom.platform.services import blobs
 from polyloom.platform.services.blobs import BlobStore
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
@@ -59,6 +61,18 @@ async def test_orphans_are_swept_once_they_are_old(store: BlobStore) -> None:
     assert await store.sweep([DIGEST], min_age=3_600) == 0
     assert await store.sweep([DIGEST], min_age=0) == 1
     assert store.holds(DIGEST) and not store.holds(other)
+
+
+async def test_a_staged_upload_is_as_old_as_what_was_written_to_it_last(
+    store: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with store.staging() as folder:
+        content = staged(folder, "a")
+        begun = folder.stat().st_ctime
+        monkeypatch.setattr(blobs, "_ctime", lambda path: begun + 50 * (path == content / "file"))
+        monkeypatch.setattr(blobs, "time", SimpleNamespace(time=lambda: begun + 100))
+        assert await store.sweep([], min_age=60) == 0
+        assert await store.sweep([], min_age=50) == 1
 
 
 @pytest.mark.parametrize("digest", ["", "sha256:", "../x", "sha256:../" + "0" * 61, "0" * 64])
