@@ -6,12 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from polyloom.kvcache.kernels.cuda import stand_in
 from polyloom.platform.engine.model.store import BaseModel, pull
 from tests.cuda_emulator.backend import EmulatedDevice
+
+# The same examples every time, however slow the machine is.
+settings.register_profile("polyloom", deadline=None, derandomize=True)
+settings.load_profile("polyloom")
 
 VOCABULARY = 512
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

@@ -90,7 +90,7 @@ def test_chunks_give_what_dense_attention_gives(
     assert (ledger.engaged, dict(ledger.fallbacks)) == (len(chunks), {})
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     data=st.data(),
     sequences=st.integers(1, 5),

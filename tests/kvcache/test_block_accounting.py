@@ -86,7 +86,7 @@ class Books(RuleBasedStateMachine):
 
 
 TestBooks = Books.TestCase
-TestBooks.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBooks.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def test_a_block_freed_twice_is_refused_and_nothing_changes() -> None:

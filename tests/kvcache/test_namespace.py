@@ -35,13 +35,13 @@ PLAIN = Namespace(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(namespaces, namespaces)
 def test_roots_are_equal_exactly_where_all_fields_are(a: Namespace, b: Namespace) -> None:
     assert (a.root() == b.root()) == (astuple(a) == astuple(b))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(namespaces, st.sampled_from([f.name for f in fields(Namespace)]), optional)
 def test_a_change_of_any_one_field_is_another_root(
     namespace: Namespace, name: str, value: str | None
@@ -75,7 +75,7 @@ chains = st.tuples(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(chains, chains)
 def test_a_hash_stands_for_its_root_its_block_size_and_all_tokens_before(a, b) -> None:
     meaning = {}

@@ -308,4 +308,4 @@ def chain_tokens(node: CachedBlock) -> tuple[int, ...]:
 
 
 TestSharing = Sharing.TestCase
-TestSharing.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestSharing.settings = settings(max_examples=100, stateful_step_count=40)

@@ -20,7 +20,7 @@ def choices(route: list[RouteTarget], name: str = "chat") -> list[str]:
     return [choose(route, "acme", name, session).model for session in SESSIONS]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=5).filter(any))
 def test_counts_follow_the_weights(weights: list[int]) -> None:
     counts = Counter(choices(targets(*weights)))
@@ -30,7 +30,7 @@ def test_counts_follow_the_weights(weights: list[int]) -> None:
         assert abs(counts[target.model] / len(SESSIONS) - share) <= slack
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.integers(0, 50), min_size=2, max_size=5).filter(any), st.data())
 def test_a_grown_weight_draws_and_a_shrunk_one_gives_and_nobody_else_moves(
     weights: list[int], data: st.DataObject

@@ -53,7 +53,7 @@ def test_every_op_compiles_and_engages() -> None:
         assert (ledger.engaged, dict(ledger.fallbacks)) == (1, {}), ledger
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     tokens=st.integers(1, 100),
     out_features=st.integers(1, 130),

@@ -37,7 +37,7 @@ def test_a_character_of_many_tokens_comes_at_once(byte_level: TextTokenizer) -> 
     assert deltas_of(byte_level, ids) == [""] * (len(ids) - 1) + ["🤖", ""]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_random_ids_join_to_the_full_decode(byte_level: TextTokenizer, data: st.DataObject) -> None:
     """Random ids are mostly broken UTF-8: the hard case."""
@@ -45,14 +45,14 @@ def test_random_ids_join_to_the_full_decode(byte_level: TextTokenizer, data: st.
     assert "".join(deltas_of(byte_level, ids)) == backend_decode(byte_level, ids)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=st.text(max_size=60))
 def test_any_text_joins_to_itself(byte_level: TextTokenizer, text: str) -> None:
     ids = byte_level.encode_now(text, special_tokens=False)
     assert "".join(deltas_of(byte_level, ids)) == backend_decode(byte_level, ids)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=st.text(alphabet=st.characters(codec="utf-8", exclude_characters="▁"), max_size=60))
 def test_byte_fallback_joins_to_the_full_decode(byte_fallback: TextTokenizer, text: str) -> None:
     ids = byte_fallback.encode_now(text, special_tokens=False)

@@ -42,7 +42,7 @@ def test_the_first_to_be_complete_wins() -> None:
     assert run(("bc", "abc"), ["xabc"]) == ("x", "abc")
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(
     text=st.text(alphabet="ab", max_size=20),
     stops=st.lists(st.text(alphabet="ab", min_size=1, max_size=4), min_size=1, max_size=3),

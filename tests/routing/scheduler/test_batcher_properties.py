@@ -32,7 +32,7 @@ shapes = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(shapes, scripts, st.integers(1, 3))
 def test_everything_is_accounted_for(bench_factory, fake_adapters, shape, script, capacity):
     adapters = fake_adapters(capacity=capacity, broken=frozenset({"bad"}))

@@ -97,7 +97,7 @@ arrivals = st.tuples(
 scripts = st.lists(st.one_of(arrivals, arrivals, st.integers(1, 4), st.none()), max_size=40)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(scripts, st.integers(10, 20), st.integers(4, 16), st.integers(1, 4))
 def test_every_token_runs_on_its_own_context(
     request_maker: Callable, fake_adapters, script, num_blocks, token_budget, max_running

@@ -140,7 +140,7 @@ actions = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(actions, max_size=60))
 def test_everyone_is_offered_once_and_counters_only_grow_while_somebody_waits(
     request_factory, script

@@ -44,7 +44,7 @@ choices = st.lists(st.integers(0, 511), max_size=40)
 grammars = st.sampled_from([("json_schema", TICKET), ("regex", REGEX)])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(grammar=grammars, taken=choices, junk=st.lists(st.integers(0, 511), max_size=6))
 def test_what_fits_is_what_the_masks_allow(matcher_of, grammar, taken, junk) -> None:
     matcher, replay = matcher_of(*grammar), matcher_of(*grammar)
@@ -59,7 +59,7 @@ def test_what_fits_is_what_the_masks_allow(matcher_of, grammar, taken, junk) -> 
     assert matcher.fitting(junk) == fits
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(grammar=grammars, taken=choices)
 def test_forced_tokens_are_the_only_ones_allowed(matcher_of, grammar, taken) -> None:
     matcher = matcher_of(*grammar)
@@ -72,7 +72,7 @@ def test_forced_tokens_are_the_only_ones_allowed(matcher_of, grammar, taken) -> 
         matcher.accept(token)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(grammar=grammars, taken=choices, junk=st.lists(st.integers(0, 511), max_size=6))
 def test_asking_changes_nothing(matcher_of, grammar, taken, junk) -> None:
     matcher, replay = matcher_of(*grammar), matcher_of(*grammar)
