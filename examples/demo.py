@@ -164,11 +164,11 @@ async def retire(client: AsyncOpenAI, tenant: httpx.AsyncClient) -> None:
 
 async def tour(server: LocalServer) -> None:
     key = await server.create_tenant("acme", SCOPES)
-    client = AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key, timeout=300)
+    client = AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key, timeout=600)
     headers = {"authorization": f"Bearer {key}"}
     async with (
         client,
-        httpx.AsyncClient(base_url=server.url, headers=headers, timeout=300) as tenant,
+        httpx.AsyncClient(base_url=server.url, headers=headers, timeout=600) as tenant,
     ):
         console.rule("Push: each revision is compared with PEFT before it is ready")
         await push(tenant, "support", "support-tickets", "prod")

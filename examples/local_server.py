@@ -36,7 +36,7 @@ class LocalServer:
     def admin(self) -> httpx.AsyncClient:
         """A client with the admin key; the caller closes it."""
         headers = {"authorization": f"Bearer {self.admin_key}"}
-        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=120)
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=600)
 
     async def create_tenant(self, slug: str, scopes: Sequence[str]) -> str:
         """A tenant and one key with `scopes`; returns the key."""
@@ -106,7 +106,8 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
         return
     process.send_signal(signal.SIGTERM)
     try:
-        await asyncio.wait_for(process.wait(), STOP_SECONDS)
+        async with asyncio.timeout(STOP_SECONDS):
+            await process.wait()
     except TimeoutError:
         process.kill()
         await process.wait()

@@ -5,6 +5,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from polyloom.platform.cancelling import being_cancelled
+
 log = logging.getLogger(__name__)
 
 
@@ -28,7 +30,7 @@ class Periodic:
                 await self._task
 
     async def _run(self) -> None:
-        while True:
+        while not being_cancelled():
             await asyncio.sleep(self._interval)
             try:
                 await self._action()

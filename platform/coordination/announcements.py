@@ -13,6 +13,7 @@ from typing import TypeVar, cast
 import msgspec
 from redis.asyncio import Redis
 
+from polyloom.platform.cancelling import being_cancelled
 from polyloom.platform.coordination.live_state import LOST, RETRY_SECONDS, LiveState
 
 log = logging.getLogger(__name__)
@@ -82,7 +83,8 @@ class Announcements:
             listening = asyncio.Event()
             self._listener = asyncio.create_task(self._listen(self._live.server, listening))
             with suppress(TimeoutError):
-                await asyncio.wait_for(listening.wait(), RETRY_SECONDS)
+                async with asyncio.timeout(RETRY_SECONDS):
+                    await listening.wait()
 
     async def stop(self) -> None:
         """Stop listening."""
@@ -92,13 +94,13 @@ class Announcements:
                 await self._listener
 
     async def _listen(self, server: Redis, listening: asyncio.Event) -> None:
-        while True:
+        while not being_cancelled():
             try:
                 async with server.pubsub(ignore_subscribe_messages=True) as channel:
                     await channel.subscribe(CHANNEL)
                     self._live.found()
                     listening.set()
-                    while True:
+                    while not being_cancelled():
                         message = await channel.get_message(timeout=WAIT_SECONDS)
                         if message is not None:
                             await self._receive(message["data"])

@@ -22,6 +22,7 @@ from sqlalchemy.ext.asyncio import (
     create_async_engine,
 )
 
+from polyloom.platform.cancelling import being_cancelled
 from polyloom.platform.errors import DatabaseUnavailable
 
 SQLITE_BUSY_SECONDS = 30.0
@@ -156,18 +157,17 @@ def _translated_errors() -> Generator[None]:
     """
     try:
         yield
-    except TimeoutError as error:
-        raise DatabaseUnavailable("the database does not answer in time") from error
-    except SQLAlchemyError as error:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
+    except (TimeoutError, SQLAlchemyError, DatabaseUnavailable) as error:
+        if being_cancelled():
             raise asyncio.CancelledError from error
+        if isinstance(error, TimeoutError):
+            raise DatabaseUnavailable("the database does not answer in time") from error
         if _lost(error):
             raise DatabaseUnavailable("the database does not answer") from error
         raise
 
 
-def _lost(error: SQLAlchemyError) -> bool:
+def _lost(error: Exception) -> bool:
     if isinstance(error, DBAPIError):
         return error.connection_invalidated or isinstance(error, OperationalError | InterfaceError)
     return False

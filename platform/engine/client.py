@@ -110,7 +110,8 @@ class EngineClient:
     async def wait_ready(self, timeout: float) -> Welcome:
         """Wait until the engine answers; raises EngineUnavailableError if it does not in time."""
         try:
-            await asyncio.wait_for(self._ready.wait(), timeout)
+            async with asyncio.timeout(timeout):
+                await self._ready.wait()
         except TimeoutError:
             reason = self._refusal or f"no engine answers at {self.address}"
             raise EngineUnavailableError(reason) from None
@@ -213,7 +214,8 @@ class EngineClient:
         await self._send(command)
         waiting.append(answer)
         try:
-            return await asyncio.wait_for(answer, ANSWER_SECONDS)
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await answer
         except TimeoutError:
             raise EngineUnavailableError("the engine does not answer") from None
 

@@ -86,7 +86,8 @@ class EngineSupervisor:
         if process is not None and process.returncode is None:
             process.terminate()
             try:
-                await asyncio.wait_for(process.wait(), max(drain_seconds, 0.01))
+                async with asyncio.timeout(max(drain_seconds, 0.01)):
+                    await process.wait()
             except TimeoutError:
                 await self._kill(process)
         if self._output is not None:
@@ -167,7 +168,8 @@ class EngineSupervisor:
         assert self._process is not None and self._client is not None
         while True:
             try:
-                await asyncio.wait_for(self._process.wait(), WATCH_SECONDS)
+                async with asyncio.timeout(WATCH_SECONDS):
+                    await self._process.wait()
                 return
             except TimeoutError:
                 if HUNG_SECONDS < self._client.status_age < float("inf"):

@@ -43,7 +43,8 @@ class GrammarChecks:
             return
         work = asyncio.get_running_loop().run_in_executor(self._threads, fault, asked)
         try:
-            problem = await asyncio.wait_for(work, WAIT_SECONDS)
+            async with asyncio.timeout(WAIT_SECONDS):
+                problem = await work
         except TimeoutError:
             message = "too many grammars wait to be checked"
             raise QueueFull(message, param=asked.param, retry_after=1) from None

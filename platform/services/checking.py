@@ -10,6 +10,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Protocol
 
+from polyloom.platform.cancelling import being_cancelled
 from polyloom.platform.errors import Conflict, DeadlineExceeded, Unavailable
 from polyloom.platform.services.adapters import CLAIM_SECONDS, AdapterRegistry
 from polyloom.platform.services.views import (
@@ -92,14 +93,16 @@ class RevisionChecker:
     async def _next_settlement(self) -> None:
         async with self._settled:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._settled.wait(), self._poll_interval)
+                async with asyncio.timeout(self._poll_interval):
+                    await self._settled.wait()
 
     async def _run(self) -> None:
-        while True:
+        while not being_cancelled():
             self._woken.clear()
             if not await self._check_one():
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._woken.wait(), self._poll_interval)
+                    async with asyncio.timeout(self._poll_interval):
+                        await self._woken.wait()
 
     async def _check_one(self) -> bool:
         """Whether a revision was found and settled."""
