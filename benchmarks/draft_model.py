@@ -6,17 +6,14 @@ The copy is made once by `examples.distil` (some minutes) and kept in ~/.cache/p
 head is as large as the base's, so what it can give here has a low ceiling, which is shown too.
 """
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from benchmarks.bars import Bar, show_bars
+from benchmarks.bars import Bar
 from benchmarks.drafting import Base, Drafting, Workload, pace, paired
-from benchmarks.speculation import first_token_bar, real_base
+from benchmarks.speculation import first_token_bar, main
 from examples.distil import Recipe, distil
 from examples.draft_prompts import GENERAL, prompts
 
@@ -94,14 +91,5 @@ def bars(base: Base, rounds: int) -> Iterator[Bar]:
         yield first_token_bar(drafting, "draft model", workload, base, rounds)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    return show_bars(bars(real_base(options.threads), options.rounds))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(__doc__, bars))

@@ -3,16 +3,13 @@
 python -m benchmarks.json_drafts [--rounds 5]
 """
 
-import argparse
 import itertools
 import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-
-from benchmarks.bars import Bar, show_bars
+from benchmarks.bars import Bar
 from benchmarks.draft_heads import shared_head
 from benchmarks.drafting import Base, Drafting, Workload, paired, switched
 from benchmarks.speculation import (
@@ -21,7 +18,7 @@ from benchmarks.speculation import (
     against_best_fixed,
     controller_bar,
     first_token_bar,
-    real_base,
+    main,
 )
 from polyloom.adapters.source import DraftHeadSource
 from polyloom.platform.engine.model.store import eos_token_ids
@@ -133,14 +130,5 @@ def bars(base: Base, rounds: int) -> Iterator[Bar]:
     yield from at_once_bars(base)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    return show_bars(bars(real_base(options.threads), options.rounds))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(__doc__, bars))

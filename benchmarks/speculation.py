@@ -11,7 +11,7 @@ import itertools
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
@@ -153,8 +153,9 @@ def real_base(threads: int = 2) -> Base:
     return Base(pull("smollm2-135m-instruct", DATA_DIR).folder, threads)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(description: str | None, bars: Callable[[Base, int], Iterator[Bar]]) -> int:
+    """The command of a module whose `bars` are measured on SmolLM2 in so many rounds."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
@@ -163,4 +164,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(__doc__, bars))

@@ -248,7 +248,7 @@ class RevisionRepository(Repository[RevisionRow]):
         self, now: datetime, bases: Collection[str], limit: int
     ) -> list[RevisionRow]:
         """Revisions in `checking` on these bases (digests) that no process holds, oldest first,
-        locked by this session."""
+        locked until the transaction ends."""
         return list(
             await self.session.scalars(
                 select(RevisionRow)
@@ -298,7 +298,7 @@ class RouteVersionRepository(Repository[RouteVersionRow]):
     model_type = RouteVersionRow
 
     async def current(self) -> int:
-        """The version of the state that this session sees."""
+        """The version of the state that the transaction sees."""
         return (await self.session.scalars(select(RouteVersionRow.version))).one()
 
     async def advance(self) -> int:
