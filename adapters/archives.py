@@ -1,5 +1,6 @@
 """The members of a tar, tar.gz or zip, listed without trusting what the archive says of itself."""
 
+import errno
 import gzip
 import lzma
 import os
@@ -37,6 +38,9 @@ _UNREADABLE = (
     ArithmeticError,
     RuntimeError,
 )
+# Which errors of the system an archive can bring about: seeking to where it says that something is.
+# A full disk and the like are the server's own.
+_FROM_CONTENT = (None, errno.EINVAL)
 
 
 class ArchiveKind(StrEnum):
@@ -106,10 +110,12 @@ def open_members(
 @contextmanager
 def refused_if_unreadable(name: str) -> Iterator[None]:
     """Around every look into an archive: what its reader cannot make sense of is an
-    InvalidAdapterError that names the member, or the upload."""
+    InvalidAdapterError that names the member, or the upload. What the system fails at is left."""
     try:
         yield
     except _UNREADABLE as error:
+        if isinstance(error, OSError) and error.errno not in _FROM_CONTENT:
+            raise
         raise InvalidAdapterError(name, f"cannot be unpacked: {error}") from error
 
 
@@ -136,7 +142,7 @@ def _gunzip(path: Path, spend: Callable[[int], None]) -> Path:
             while chunk := source.read(_CHUNK):
                 spend(len(chunk))
                 out.write(chunk)
-    except (OSError, EOFError, zlib.error) as error:
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InvalidAdapterError("upload", f"is not a whole gzip stream: {error}") from error
     return Path(name)
 

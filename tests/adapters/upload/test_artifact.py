@@ -6,6 +6,7 @@ import io
 import os
 import stat
 import tarfile
+import tempfile
 import zipfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -276,6 +277,24 @@ async def test_cut_off_anywhere(
     for keep in (0.1, 0.4, 0.7):
         with pytest.raises(InvalidAdapterError):
             await receive(body[: int(len(body) * keep)])
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Temporary files are on a device that has no room."""
+
+    def make(prefix: str, dir: Path) -> tuple[int, str]:
+        return os.open("/dev/full", os.O_WRONLY), str(dir / f"{prefix}full")
+
+    monkeypatch.setattr(tempfile, "mkstemp", make)
+
+
+@pytest.mark.usefixtures("full_disk")
+async def test_a_full_disk_is_not_the_archives_fault(
+    receive: Receive, make_tar: Callable[..., bytes]
+) -> None:
+    with pytest.raises(OSError, match="No space left"):
+        await receive(gzip.compress(make_tar([CONFIG, WEIGHTS])))
 
 
 async def test_a_huge_tar_header_is_not_read_into_memory(receive: Receive) -> None:
