@@ -8,7 +8,6 @@ import asyncio
 import sys
 from contextlib import AsyncExitStack, suppress
 from typing import cast
-from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -20,6 +19,7 @@ from polyloom.platform.generation.template_jobs import (
     TemplateFault,
     TemplateJob,
 )
+from polyloom.platform.turns import Turns
 
 _COMMAND = (sys.executable, "-m", "polyloom.platform.generation.template_worker")
 _START_SECONDS = 30.0
@@ -43,15 +43,14 @@ class TemplateWorkers:
         self._free: asyncio.LifoQueue[_Worker] = asyncio.LifoQueue()
         for worker in self._workers:
             self._free.put_nowait(worker)
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._turns = Turns()
 
     async def run(self, tenant: str, job: TemplateJob) -> str:
         """The rendered text. Raises TemplateFault, QueueFull, EngineUnavailable."""
-        turn = self._turns.setdefault(tenant, asyncio.Lock())
         async with AsyncExitStack() as held:
             try:
                 async with asyncio.timeout(self._wait_seconds):
-                    await held.enter_async_context(turn)
+                    await held.enter_async_context(self._turns.of(tenant))
                     worker = await self._free.get()
             except TimeoutError:
                 message = "too many chat templates wait to be rendered"

@@ -26,6 +26,7 @@ from polyloom.platform.services.views import (
     RevisionView,
     TenantView,
 )
+from polyloom.platform.turns import Turns
 
 CHECK_SECONDS = 600.0
 """How long a client that asked to wait is made to."""
@@ -68,6 +69,7 @@ class Onboarding:
         self._validation_limits = validation_limits
         # One upload at a time reads tensors: validation is bound by memory, not by waiting.
         self._validating = asyncio.Lock()
+        self._turns = Turns()
 
     async def upload(
         self,
@@ -87,7 +89,7 @@ class Onboarding:
         """
         with self._blobs.staging() as parent, Staging(parent, self._artifact_limits) as staging:
             await receive(staging)
-            content = await self._content(staging.folder)
+            content = await self._content(tenant, staging.folder)
             await self._check_template(tenant, staging.folder)
             begun = await self._registry.begin_revision(
                 tenant, adapter, self._base.layout.digest, content, author=author, promote=promote
@@ -110,8 +112,8 @@ class Onboarding:
             raise FidelityFailed(f"{settled.label} is failed: {reason}")
         return settled
 
-    async def _content(self, folder: Path) -> RevisionContent:
-        async with self._validating:
+    async def _content(self, tenant: TenantView, folder: Path) -> RevisionContent:
+        async with self._turns.of(tenant.slug), self._validating:
             validated = await asyncio.to_thread(
                 validate,
                 folder,
