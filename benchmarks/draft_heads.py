@@ -241,7 +241,7 @@ def adaptive_bars(base: BaseModel, drafting_base: Base, rounds: int) -> Iterator
     with drafting_base.drafting("draft_head") as drafting:
         alone(drafting.engine, workload.request(workload.prompts[0], "adaptive"))  # loads the head
         yield against_best_fixed(drafting, workload, DOMAIN_LENGTHS, rounds)
-        yield first_token_bar(drafting, "draft head", workload, drafting_base, rounds)
+        yield first_token_bar(drafting, "draft head", workload, drafting_base)
 
 
 def main() -> int:

@@ -88,7 +88,7 @@ def bars(base: Base, rounds: int) -> Iterator[Bar]:
         shown = ", ".join(f"{chance:.2f}" for chance in chances)
         figure = f"{ratio}; accepted {shown}; ceiling {limit.speed:.2f} with {limit.drafts} drafts"
         yield Bar(f"draft model on {workload.name}, times no drafts", figure, "reported", True)
-        yield first_token_bar(drafting, "draft model", workload, base, rounds)
+        yield first_token_bar(drafting, "draft model", workload, base)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 What else the machine does must fall on both sides of a ratio. So two ways take turns request by
 request (`paired`), or, where one percent counts, every few steps within the same requests
-(`switched`).
+(`switched`, `first_tokens`).
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -36,7 +36,8 @@ from polyloom.routing.request import GenerationRequest
 from polyloom.routing.scheduler.batch import StepPlan
 
 DIGEST = "sha256:drafting"
-BUSY_TOKENS = 32  # of another request, before one arrives
+BUSY_TOKENS = 512  # at most, of the request beside which others arrive
+STEPS_BEFORE = 6  # an arrival
 SWITCH_EVERY = 4  # steps: short beside what else the machine does
 
 Prompt = tuple[int, ...]
@@ -237,8 +238,7 @@ def _switched_load(drafting: Drafting, works: Sequence[GenerationRequest]) -> tu
     """Steps without and with drafts, from the one after which all requests decode."""
     engine, speculator = drafting.engine, drafting.speculator
     for work in works:
-        if (refused := engine.submit(work)) is not None:
-            raise RuntimeError(f"refused: {refused.message}")
+        _submit(engine, work)
     prefilling = {work.sequence_id for work in works}
     paces = [Pace(), Pace()]
     speculator.on = False
@@ -261,42 +261,89 @@ def _tokens(events: Sequence[object]) -> int:
     return sum(len(event.token_ids) for event in events if isinstance(event, Tokens))
 
 
-def first_token(engine: Engine, other: GenerationRequest, work: GenerationRequest) -> float:
-    """Expected seconds to the first token of `work`, if it comes at any moment of the steps in
-    which `other` decodes: the rest of the step that it finds running, half of it but for long steps
-    being met more often, and what comes after that."""
-    if refused := engine.submit(other):
-        raise RuntimeError(f"refused: {refused.message}")
-    tokens, steps = 0, list[float]()
-    while tokens < BUSY_TOKENS:
-        if not engine.has_work:
-            raise RuntimeError(f"the other request ended after {tokens} tokens")
+@dataclass
+class FirstTokens:
+    """What prompts that come meet, in seconds: the steps in which another request decodes, and from
+    each arrival between two of them to its first token."""
+
+    steps: list[float] = field(default_factory=list)
+    after: list[float] = field(default_factory=list)
+
+    @property
+    def expected(self) -> float:
+        """Seconds to the first token of a prompt that comes at any moment: the rest of the step
+        that it finds running, half of it but for long steps being met more often, and what comes
+        after that."""
+        rest = sum(s * s for s in self.steps) / (2 * sum(self.steps))
+        return rest + statistics.mean(self.after)
+
+
+class _Busy:
+    """An engine in which a request of this workload decodes, another one whenever one has ended."""
+
+    def __init__(self, drafting: Drafting, workload: Workload) -> None:
+        self._drafting = drafting
+        self._engine = drafting.engine
+        self._workload = replace(workload, stop_token_ids=(), output_tokens=BUSY_TOKENS)
+        self._prompts = itertools.cycle(workload.prompts)
+        self._running: str | None = None
+
+    def meet(self, prompt: GenerationRequest, drafts: bool, seen: FirstTokens) -> None:
+        """Let the prompt come after some steps with drafts, or without."""
+        self._drafting.speculator.on = drafts
+        for _ in range(STEPS_BEFORE):
+            while self._running is None:
+                self._start()
+            seen.steps.append(self._timed_step())
         started = time.perf_counter()
-        came = _tokens(engine.step())
-        if tokens:
-            steps.append(time.perf_counter() - started)
-        tokens += came
-    started = time.perf_counter()
-    engine.submit(work)
-    while not any(
-        isinstance(e, Tokens) and e.sequence_id == work.sequence_id for e in engine.step()
-    ):
-        pass
-    seconds = time.perf_counter() - started
-    engine.abort(other.sequence_id)
-    engine.abort(work.sequence_id)
-    return seconds + sum(s * s for s in steps) / (2 * sum(steps))
+        _submit(self._engine, prompt)
+        while prompt.sequence_id not in self._step():
+            pass
+        seen.after.append(time.perf_counter() - started)
+        self._engine.abort(prompt.sequence_id)
+
+    def end(self) -> None:
+        """Leave the engine as it was."""
+        self._drafting.speculator.on = True
+        if self._running is not None:
+            self._engine.abort(self._running)
+
+    def _start(self) -> None:
+        work = self._workload.request(next(self._prompts), "adaptive")
+        _submit(self._engine, work)
+        self._running = work.sequence_id
+        while self._running is not None and work.sequence_id not in self._step():
+            pass
+
+    def _timed_step(self) -> float:
+        started = time.perf_counter()
+        self._step()
+        return time.perf_counter() - started
+
+    def _step(self) -> set[str]:
+        """Which requests got tokens."""
+        events = self._engine.step()
+        for event in events:
+            if isinstance(event, Finished) and event.sequence_id == self._running:
+                self._running = None
+        return {event.sequence_id for event in events if isinstance(event, Tokens)}
 
 
-def first_token_paired(engine: Engine, other: Workload, arriving: Workload, rounds: int) -> Ratio:
-    """Time to the first token while another request drafts, to that while it does not."""
-    ratios, other = [], replace(other, stop_token_ids=(), output_tokens=4 * BUSY_TOKENS)
-    for turn, busy in zip(range(-1, rounds), itertools.cycle(other.prompts), strict=False):
+def first_tokens(drafting: Drafting, other: Workload, arriving: Workload, rounds: int) -> Ratio:
+    """Time to the first token while another request drafts, to that while it does not: by turns
+    beside the same request, over all prompts that arrive. The first round is not counted."""
+    ratios, busy = [], _Busy(drafting, other)
+    for turn in range(-1, rounds):
+        sides = {False: FirstTokens(), True: FirstTokens()}
         for place, prompt in enumerate(arriving.prompts):
-            times: dict[DraftPolicy, float] = {}
-            for drafts in ("off", "adaptive") if (turn + place) % 2 else ("adaptive", "off"):
-                work = arriving.request(prompt, drafts)
-                times[drafts] = first_token(engine, other.request(busy, drafts), work)
-            if turn >= 0:
-                ratios.append(times["adaptive"] / times["off"])
+            for drafts in (False, True) if (turn + place) % 2 else (True, False):
+                busy.meet(arriving.request(prompt, "adaptive"), drafts, sides[drafts])
+        if turn >= 0:
+            ratios.append(sides[True].expected / sides[False].expected)
+    busy.end()
     return Ratio.median(ratios)
+
+
+def _submit(engine: Engine, work: GenerationRequest) -> None:
+    if (refused := engine.submit(work)) is not None:
+        raise RuntimeError(f"refused: {refused.message}")

@@ -84,7 +84,7 @@ def one_request_bars(base: Base, rounds: int) -> Iterator[Bar]:
         ratio = paired(drafting.engine, workload, "off", "adaptive", rounds)
         yield ratio.at_least(f"grammar on {workload.name}, times masking alone", 1.5)
         yield against_best_fixed(drafting, workload, LENGTHS, rounds)
-        yield first_token_bar(drafting, "grammar", workload, base, rounds)
+        yield first_token_bar(drafting, "grammar", workload, base)
 
 
 def at_once_bars(base: Base) -> Iterator[Bar]:

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.bars import Bar, show_bars
-from benchmarks.drafting import Base, Drafting, Workload, first_token_paired, pace, paired, switched
+from benchmarks.drafting import Base, Drafting, Workload, first_tokens, pace, paired, switched
 from benchmarks.repeating_texts import CODE_EDITS, COPIES, PROSE
 from polyloom.platform.engine.model.store import pull
 from polyloom.platform.engine.speculation.drafter import DraftRow, Proposal
@@ -30,7 +30,7 @@ CONCURRENT = 32
 LENGTHS = (1, 3, 7, 15, 31)
 SLOW_SECONDS = 0.03
 VOCABULARY = 49_000
-PLANTED_LOADS, LOADS_AT_ONCE = 20, 4
+PLANTED_LOADS, LOADS_AT_ONCE, ARRIVAL_ROUNDS = 20, 4, 12
 
 
 class RandomDrafter:
@@ -126,9 +126,9 @@ def planted_bars(base: Base) -> Iterator[Bar]:
         yield ratio.at_least(f"a {drafter.name} drafter, times no drafts", 0.99)
 
 
-def first_token_bar(drafting: Drafting, name: str, other: Workload, base: Base, rounds: int) -> Bar:
+def first_token_bar(drafting: Drafting, name: str, other: Workload, base: Base) -> Bar:
     """A prompt that comes while another request is answered with drafts."""
-    ratio = first_token_paired(drafting.engine, other, copying(base), rounds)
+    ratio = first_tokens(drafting, other, copying(base), ARRIVAL_ROUNDS)
     return ratio.at_most(f"time to the first token beside {name}, times that without drafts", 1.02)
 
 
@@ -145,7 +145,7 @@ def bars(base: Base, rounds: int) -> Iterator[Bar]:
     yield from at_once_bars(base)
     yield from planted_bars(base)
     with base.drafting("ngram") as drafting:
-        yield first_token_bar(drafting, "ngram", prose(base), base, rounds)
+        yield first_token_bar(drafting, "ngram", prose(base), base)
 
 
 def real_base(threads: int = 2) -> Base:
