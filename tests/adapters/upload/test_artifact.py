@@ -283,7 +283,7 @@ async def test_cut_off_anywhere(
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Temporary files are on a device that has no room."""
 
-    def make(prefix: str, dir: Path) -> tuple[int, str]:
+    def make(*, prefix: str, dir: Path) -> tuple[int, str]:  # noqa: A002
         return os.open("/dev/full", os.O_WRONLY), str(dir / f"{prefix}full")
 
     monkeypatch.setattr(tempfile, "mkstemp", make)
