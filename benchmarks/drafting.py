@@ -6,6 +6,7 @@ request (`paired`), or, where one percent counts, every few steps within the sam
 """
 
 import contextlib
+import gc
 import itertools
 import statistics
 import time
@@ -145,7 +146,12 @@ class Base:
             draft_model=None if draft_model is None else str(draft_model),
         )
         with contextlib.closing(build_engine(settings, speculator)) as engine:
-            yield Drafting(engine, made[0])
+            gc.collect()
+            gc.freeze()  # as in an engine's own process
+            try:
+                yield Drafting(engine, made[0])
+            finally:
+                gc.unfreeze()
 
 
 def rendered(chat: ChatTemplate, messages: Iterable[Message]) -> Prompt:

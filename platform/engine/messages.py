@@ -378,7 +378,7 @@ class SpeculationReport(msgspec.Struct, frozen=True, kw_only=True, tag="speculat
     """Speculation of one engine process.
 
     controller_seconds: spent choosing drafts and learning from them, drafters not included.
-    step_seconds: of the steps in which drafts were possible, drafters included.
+    step_seconds: of the steps in which drafts were possible, drafting and choosing included.
     """
 
     drafters: tuple[str, ...]

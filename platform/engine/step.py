@@ -284,10 +284,10 @@ class Engine:
         for item, result in zip(plan.scheduled, results, strict=True):
             self._take(item, result)
         self._batcher.commit(plan)
+        self._speculator.ran(plan, results, time.monotonic() - started)
         events: list[Event] = []
         for item, result in zip(plan.scheduled, results, strict=True):
             events += self._advance(item, result)
-        self._speculator.ran(plan, time.monotonic() - started)
         return events
 
     def _ran(self, plan: StepPlan, seconds: float) -> None:
@@ -300,7 +300,6 @@ class Engine:
     def _take(self, item: ScheduledSequence, result: RowResult) -> None:
         """Let the tokens that came out be the sequence's."""
         sequence, sampled = item.sequence, result.sampled
-        self._speculator.verified(item, sampled, result.hidden)
         if sampled and sequence.first_token_at is None:
             sequence.first_token_at = time.monotonic()
         self.counters.generated_tokens += len(sampled)

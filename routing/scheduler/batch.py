@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 
+import msgspec
+
 from polyloom.adapters.errors import AdapterError
 from polyloom.routing.scheduler.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
+class ScheduledSequence(msgspec.Struct, frozen=True):
     """Tokens `[start, start + num_tokens)` of one sequence.
 
     completes: they are its last ones, so the next token can be sampled after them.

@@ -6,15 +6,19 @@ revision with few samples begins where its drafter stands with everybody. Last c
 itself has done against what was expected of it.
 """
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from polyloom.platform.engine.speculation.drafter import Proposal
 from polyloom.routing.scheduler.sequence import Sequence
 
 TemperatureBand = Literal["greedy", "low", "medium", "high"]
+Bands = tuple[int | None, ...]
+"""Of a draft's tokens, by confidence; None for one of any band."""
 
 MAX_KINDS = 2048  # tables that are kept, those used last
 
@@ -28,8 +32,7 @@ _SUREST = 0.99
 _PRIOR_TRIALS = (4.0, 6.0, 6.0)  # what a table's prior weighs, in trials; the request's last
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(msgspec.Struct, frozen=True):
     """What requests are told apart by: each has a table, and a line in the report.
 
     revision: digest of the adapter's revision, None for the base alone.  domain: the request's
@@ -57,23 +60,25 @@ def temperature_band(temperature: float) -> TemperatureBand:
     return "medium" if temperature <= 1.0 else "high"
 
 
-def confidence_band(confidence: float) -> int:
-    """The class of tokens that share a cell."""
-    return sum(confidence > bound for bound in _BANDS)
-
-
 class _Table:
-    """Accepted and tried tokens by cell, decayed."""
+    """Accepted and tried tokens by cell; how often a drafter was asked, and proposed something: all
+    decayed."""
 
-    __slots__ = ("accepted", "tried")
+    __slots__ = ("accepted", "asked", "proposed", "tried")
 
     def __init__(self, cells: int) -> None:
         self.accepted = [0.0] * cells
         self.tried = [0.0] * cells
+        self.asked = self.proposed = 0.0
 
-    def count(self, cell: int, accepted: bool) -> None:
-        self.accepted[cell] = self.accepted[cell] * _DECAY + accepted
-        self.tried[cell] = self.tried[cell] * _DECAY + 1.0
+    def count(self, place: int, band: int, accepted: bool) -> None:
+        for cell in (_cell(place, band), _cell(place, None)):
+            self.accepted[cell] = self.accepted[cell] * _DECAY + accepted
+            self.tried[cell] = self.tried[cell] * _DECAY + 1.0
+
+    def ask(self, proposed: bool) -> None:
+        self.asked = self.asked * _DECAY + 1.0
+        self.proposed = self.proposed * _DECAY + proposed
 
 
 class _Record:
@@ -95,13 +100,17 @@ class _Record:
         return (self.accepted + weight) / (self.expected + weight)
 
 
-@dataclass(frozen=True, slots=True)
-class _Expected:
-    """A survival that holds until the drafter's next trial."""
+class _Standing:
+    """Of one request and drafter: their kind, their record, and survivals that hold as long as the
+    drafter has had only so many trials."""
 
-    trials: int
-    length: int
-    survival: list[float]
+    __slots__ = ("kind", "known", "record", "trials")
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self.record = _Record()
+        self.trials = 0
+        self.known: dict[Bands, list[float]] = {}
 
 
 class AcceptanceModel:
@@ -110,10 +119,9 @@ class AcceptanceModel:
     def __init__(self) -> None:
         self._drafters: dict[tuple[str, TemperatureBand], _Table] = {}
         self._kinds: OrderedDict[Kind, _Table] = OrderedDict()
-        self._requests: dict[tuple[str, str], _Record] = {}
-        self._sequence_kinds: dict[tuple[str, str], Kind] = {}
+        self._standings: dict[tuple[str, str], _Standing] = {}
         self._trials: dict[str, int] = {}  # verified drafts, by drafter
-        self._expected: dict[tuple[str, str], _Expected] = {}
+        self._estimates: dict[tuple[Kind, Bands], list[float]] = {}  # of the trials so far
 
     def survival(self, sequence: Sequence, drafter: str, proposal: Proposal) -> list[float]:
         """For each token of a proposal, the chance that it and all before it are accepted; as far
@@ -121,76 +129,95 @@ class AcceptanceModel:
         return self._survival(sequence, drafter, bands(proposal))
 
     def expected_survival(self, sequence: Sequence, drafter: str, length: int) -> list[float]:
-        """The same of a proposal of `length` tokens that is not there yet."""
-        key, trials = (sequence.sequence_id, drafter), self._trials.get(drafter, 0)
-        known = self._expected.get(key)
-        if known is None or known.trials != trials or known.length != length:
-            survival = self._survival(sequence, drafter, [_UNSURE] * length, whatever=True)
-            known = self._expected[key] = _Expected(trials, length, survival)
-        return known.survival
+        """The same of a proposal of `length` tokens that is not there yet, and may not come."""
+        return self._survival(sequence, drafter, (None,) * length)
+
+    def asked(self, sequence: Sequence, drafter: str, *, proposed: bool) -> None:
+        """A drafter that need not have been was asked; `proposed`: and had something."""
+        self._trials[drafter] = self._trials.get(drafter, 0) + 1
+        self._estimates.clear()
+        for table in self._tables(self._standing(sequence, drafter).kind):
+            table.ask(proposed)
 
     def verified(
         self, sequence: Sequence, drafter: str, proposal: Proposal, matched: int, mismatch: bool
     ) -> None:
         """The first `matched` tokens were the target's; `mismatch`: and the next was not."""
+        tried = bands(proposal)[: matched + mismatch]
+        standing = self._standing(sequence, drafter)
+        estimates = self._estimated(standing.kind, tried)
         self._trials[drafter] = self._trials.get(drafter, 0) + 1
-        kind = self._kind_of(sequence, drafter)
-        pooled = self._drafters.setdefault((drafter, kind.temperature), _kind_table())
-        own = self._own_table(kind)
-        record = self._requests.setdefault((sequence.sequence_id, drafter), _Record())
-        for position, band in enumerate(bands(proposal)[: matched + mismatch]):
+        self._estimates.clear()
+        pooled, own = self._tables(standing.kind)
+        for position, (band, estimate) in enumerate(zip(tried, estimates, strict=True)):
             accepted, place = position < matched, min(position, _POSITIONS - 1)
-            record.count(_estimate(pooled, own, _cell(place, band), band), accepted)
-            for cell in (_cell(place, band), _cell(place, None)):
-                pooled.count(cell, accepted)
-                own.count(cell, accepted)
+            standing.record.count(estimate, accepted)
+            pooled.count(place, band, accepted)
+            own.count(place, band, accepted)
 
     def close(self, sequence_id: str, drafters: Seq[str]) -> None:
         """The request has ended."""
         for drafter in drafters:
-            self._requests.pop((sequence_id, drafter), None)
-            self._sequence_kinds.pop((sequence_id, drafter), None)
-            self._expected.pop((sequence_id, drafter), None)
+            self._standings.pop((sequence_id, drafter), None)
 
-    def _survival(
-        self, sequence: Sequence, drafter: str, drafted: Seq[int], whatever: bool = False
-    ) -> list[float]:
-        """whatever: of tokens of any band."""
-        kind = self._kind_of(sequence, drafter)
-        pooled = self._drafters.get((drafter, kind.temperature), _EMPTY)
-        own = self._kinds.get(kind, _EMPTY)
-        record = self._requests.get((sequence.sequence_id, drafter), _NO_RECORD)
-        correction, last = record.correction, _POSITIONS - 1
-        chance, survival = 1.0, []
-        for position, band in enumerate(drafted):
-            place = min(last, position)
-            estimate = _estimate(pooled, own, _cell(place, None if whatever else band), band)
+    def _survival(self, sequence: Sequence, drafter: str, drafted: Bands) -> list[float]:
+        standing, trials = self._standing(sequence, drafter), self._trials.get(drafter, 0)
+        if standing.trials != trials:
+            standing.known.clear()
+            standing.trials = trials
+        survival = standing.known.get(drafted)
+        if survival is None:
+            survival = standing.known[drafted] = self._computed(standing, drafted)
+        return survival
+
+    def _computed(self, standing: _Standing, drafted: Bands) -> list[float]:
+        kind = standing.kind
+        estimates = self._estimates.get((kind, drafted))
+        if estimates is None:
+            estimates = self._estimates[kind, drafted] = self._estimated(kind, drafted)
+        correction, chance, survival = standing.record.correction, 1.0, []
+        for estimate in estimates:
             chance *= min(estimate * correction, _SUREST)
             if chance < _HOPELESS:
                 break
             survival.append(chance)
         return survival
 
-    def _kind_of(self, sequence: Sequence, drafter: str) -> Kind:
-        key = sequence.sequence_id, drafter
-        kind = self._sequence_kinds.get(key)
-        if kind is None:
-            kind = self._sequence_kinds[key] = Kind.of(sequence, drafter)
-        return kind
+    def _estimated(self, kind: Kind, drafted: Bands) -> list[float]:
+        """Each token's chance after those before it, in a request of this kind."""
+        pooled = self._drafters.get((kind.drafter, kind.temperature), _EMPTY)
+        own = self._kinds.get(kind, _EMPTY)
+        last = _POSITIONS - 1
+        estimates = [_estimate(pooled, own, min(n, last), band) for n, band in enumerate(drafted)]
+        if drafted and drafted[0] is None:
+            estimates[0] *= _proposing(pooled, own)
+        return estimates
 
-    def _own_table(self, kind: Kind) -> _Table:
-        table = self._kinds.pop(kind, None) or _kind_table()
-        self._kinds[kind] = table
+    def _standing(self, sequence: Sequence, drafter: str) -> _Standing:
+        key = sequence.sequence_id, drafter
+        standing = self._standings.get(key)
+        if standing is None:
+            standing = self._standings[key] = _Standing(Kind.of(sequence, drafter))
+        return standing
+
+    def _tables(self, kind: Kind) -> tuple[_Table, _Table]:
+        """The drafter's and the kind's own, to count in."""
+        key = kind.drafter, kind.temperature
+        pooled = self._drafters.get(key)
+        if pooled is None:
+            pooled = self._drafters[key] = _kind_table()
+        own = self._kinds.pop(kind, None) or _kind_table()
+        self._kinds[kind] = own
         while len(self._kinds) > MAX_KINDS:
             self._kinds.popitem(last=False)
-        return table
+        return pooled, own
 
 
-def bands(proposal: Proposal) -> list[int]:
+def bands(proposal: Proposal) -> tuple[int, ...]:
     """Confidence bands of a proposal's tokens."""
     if not proposal.confidences:
-        return [_UNSURE] * len(proposal.tokens)
-    return [confidence_band(confidence) for confidence in proposal.confidences]
+        return (_UNSURE,) * len(proposal.tokens)
+    return tuple([bisect_left(_BANDS, confidence) for confidence in proposal.confidences])
 
 
 def _cell(place: int, band: int | None) -> int:
@@ -202,11 +229,19 @@ def _kind_table() -> _Table:
     return _Table(_POSITIONS * 5)
 
 
-def _estimate(pooled: _Table, own: _Table, cell: int, band: int) -> float:
+def _estimate(pooled: _Table, own: _Table, place: int, band: int | None) -> float:
     """Of the tables alone, whose request it is left aside: one the prior of the other."""
     first, second, _ = _PRIOR_TRIALS
-    prior = (pooled.accepted[cell] + first * _FIRST_GUESS[band]) / (pooled.tried[cell] + first)
+    cell, guess = _cell(place, band), _FIRST_GUESS[_UNSURE if band is None else band]
+    prior = (pooled.accepted[cell] + first * guess) / (pooled.tried[cell] + first)
     return (own.accepted[cell] + second * prior) / (own.tried[cell] + second)
 
 
-_EMPTY, _NO_RECORD = _kind_table(), _Record()  # never counted in
+def _proposing(pooled: _Table, own: _Table) -> float:
+    """How often something comes where it is asked for."""
+    first, second, _ = _PRIOR_TRIALS
+    prior = (pooled.proposed + first) / (pooled.asked + first)
+    return (own.proposed + second * prior) / (own.asked + second)
+
+
+_EMPTY = _kind_table()  # never counted in

@@ -8,9 +8,11 @@ kept to a small share of the time.
 """
 
 import time
+from collections.abc import Container
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+import msgspec
 import torch
 
 from polyloom.platform.engine.speculation.acceptance import AcceptanceModel
@@ -26,23 +28,26 @@ PROBE_SHARE = 0.004  # of the time, that probing may cost
 _PROBE_TOKENS = 3
 _LEAST_PROBE = 0.03  # of a step: what a probe is charged, however cheap its rows look
 _REST = 8  # steps for which a drafter that would not have paid is not considered again
-_PRICES_HOLD = 16  # steps
+_PRICES_HOLD = 64  # steps
 _PRICE_DECAY = 0.9  # a step, so that a probe's price is looked at again when the load has changed
+_WORTH = 1.03  # times as fast a drafter that computes must promise to be: less is within the error
 _BASELINE_EVERY = 256  # steps with drafts; then one without, so that what drafts save stays known
 _BATCH_TOKENS = 64  # looked up over all rows: a large batch does not verify more
 _FEWEST = 4
+_MANY = 8  # sequences: what asking for all of them costs is worth saving
+_LOSSES = 8  # steps in a row in which a drafter proposed for so many, and nothing was verified
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """A decoding sequence that may have a draft of at most `limit` tokens.
 
-    hidden: as in `DraftRow`.
+    hidden: as in `DraftRow`.  drafters: names of those that serve it.
     """
 
     sequence: Sequence
     limit: int
     hidden: torch.Tensor | None
+    drafters: Container[str]
 
     @property
     def policy(self) -> DraftPolicy:
@@ -54,8 +59,7 @@ class Candidate:
         return min(self.policy, self.limit) if isinstance(self.policy, int) else None
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(msgspec.Struct, frozen=True):
     """A step before drafts are added: its rows, what they attend to (as in `StepTimes`), and how
     many tokens more it may run."""
 
@@ -64,8 +68,7 @@ class Load:
     room: int
 
 
-@dataclass(frozen=True, slots=True)
-class Guess:
+class Guess(msgspec.Struct, frozen=True):
     """A proposal, and for each of its tokens the chance that it and all before are accepted."""
 
     drafter: str
@@ -79,6 +82,8 @@ class Guess:
 
     def cut(self, length: int) -> "Guess":
         proposal = self.proposal
+        if length >= len(proposal.tokens):
+            return self
         cut = Proposal(proposal.tokens[:length], proposal.confidences[:length])
         return Guess(self.drafter, cut, self.survival[:length])
 
@@ -116,6 +121,7 @@ class Controller:
         self._probes = 0
         self._probe_price = 0.0  # seconds of the one that is next, as last estimated
         self._resting: dict[str, tuple[frozenset[str], int]] = {}
+        self._losses: dict[str, int] = {}  # steps since something of it was verified
         self._steps = 0
         self._prices: dict[int, _Prices] = {}  # by rows
         self._since_baseline: dict[int, int] = {}  # rows -> steps with drafts
@@ -130,11 +136,13 @@ class Controller:
         self._steps += 1
         if self._since_baseline.get(load.rows, _BASELINE_EVERY) >= _BASELINE_EVERY:
             candidates = [candidate for candidate in candidates if candidate.fixed is not None]
-        guesses = self._guesses(candidates, load)
+        guesses, proposers = self._guesses(candidates, load)
         chosen: dict[int, Guess] = {}
         if guesses:
             lengths = self._lengths(candidates, load, guesses)
             chosen = {place: guesses[place].cut(n) for place, n in lengths.items() if n}
+        if len(candidates) >= _MANY:
+            self._rest_losers(candidates, proposers, {guess.drafter for guess in chosen.values()})
         if self._allowance > self._probe_price:
             chosen |= self._probe(candidates, load, guesses, chosen)
         self._probe_price *= _PRICE_DECAY
@@ -142,30 +150,43 @@ class Controller:
         self._since_baseline[load.rows] = since + 1 if chosen else 0
         return {candidates[place].sequence.sequence_id: g for place, g in chosen.items()}
 
-    def _guesses(self, candidates: Seq[Candidate], load: Load) -> dict[int, Guess]:
-        """The best proposal for each place, of every drafter that is worth asking there."""
+    def _guesses(self, candidates: Seq[Candidate], load: Load) -> tuple[dict[int, Guess], set[str]]:
+        """The best proposal for each place, of every drafter that is worth asking there; and who
+        proposed anything."""
         guesses: dict[int, Guess] = {}
+        proposers = set[str]()
         looked_up = max(_FEWEST, _BATCH_TOKENS // load.rows)
-        for drafter in self._lookups:
-            everywhere = {
-                place: looked_up if candidate.fixed is None else candidate.fixed
-                for place, candidate in enumerate(candidates)
-            }
-            _keep_better(guesses, self._ask(drafter, candidates, everywhere))
-        for drafter in self._models:
-            if self._rests(drafter, candidates):
+        everywhere = {
+            place: looked_up if candidate.fixed is None else candidate.fixed
+            for place, candidate in enumerate(candidates)
+        }
+        for drafter in (*self._lookups, *self._models):
+            if not candidates or self._rests(drafter, candidates):
                 continue
-            depths = self._depths(drafter, candidates, load, guesses)
-            if any(depths.values()):
-                _keep_better(guesses, self._ask(drafter, candidates, depths))
-            elif not guesses:
-                self._rest(drafter, candidates)
-        return guesses
+            lengths = everywhere
+            if not drafter.looks_up:
+                lengths = self._depths(drafter, candidates, load, guesses)
+            answers = self._ask(drafter, candidates, lengths)
+            _keep_better(guesses, answers)
+            if answers:
+                proposers.add(drafter.name)
+        return guesses, proposers
 
-    def _rest(self, drafter: Drafter, candidates: Seq[Candidate]) -> None:
-        """It did not pay for these sequences; what is known of it changes slowly."""
-        ids = frozenset(candidate.sequence.sequence_id for candidate in candidates)
-        self._resting[drafter.name] = ids, _REST
+    def _rest_losers(
+        self, candidates: Seq[Candidate], proposers: set[str], verified: set[str]
+    ) -> None:
+        """Let those rest of whose proposals nothing has been verified for a while."""
+        for name in proposers:
+            losses = 0 if name in verified else self._losses.get(name, 0) + 1
+            self._losses[name] = losses
+            if losses >= _LOSSES:
+                self._rest(name, candidates)
+
+    def _rest(self, drafter: str, candidates: Seq[Candidate]) -> None:
+        """It does not pay for these sequences; what is known of it changes slowly."""
+        if all(candidate.fixed is None for candidate in candidates):
+            ids = frozenset(candidate.sequence.sequence_id for candidate in candidates)
+            self._resting[drafter] = ids, _REST
 
     def _rests(self, drafter: Drafter, candidates: Seq[Candidate]) -> bool:
         ids, left = self._resting.get(drafter.name, (frozenset(), 0))
@@ -178,27 +199,27 @@ class Controller:
         self, drafter: Drafter, candidates: Seq[Candidate], lengths: dict[int, int]
     ) -> dict[int, Guess]:
         """What the drafter proposes for some places, at most so many tokens each."""
+        name = drafter.name
         rows: dict[int, DraftRow] = {}
         for place, length in lengths.items():
             candidate = candidates[place]
             length = min(length, candidate.limit)
-            if length > 0 and drafter.serves(candidate.sequence):
+            if length > 0 and name in candidate.drafters:
                 rows[place] = DraftRow(candidate.sequence, length, candidate.hidden)
         if not rows:
             return {}
         started = time.perf_counter()
         proposals = drafter.propose(tuple(rows.values()))
         seconds = time.perf_counter() - started
-        self.draft_seconds[drafter.name] += seconds
+        self.draft_seconds[name] += seconds
         depth = max(len(proposal.tokens) for proposal in proposals)
-        if depth and not drafter.looks_up:
-            self._token_times[drafter.name].measured(len(rows), 0.0, seconds / depth)
+        if not drafter.looks_up:
+            for row, proposal in zip(rows.values(), proposals, strict=True):
+                self.acceptance.asked(row.sequence, name, proposed=bool(proposal.tokens))
+            if depth:
+                self._token_times[name].measured(len(rows), 0.0, seconds / depth)
         return {
-            place: Guess(
-                drafter.name,
-                proposal,
-                self.acceptance.survival(row.sequence, drafter.name, proposal),
-            )
+            place: Guess(name, proposal, self.acceptance.survival(row.sequence, name, proposal))
             for (place, row), proposal in zip(rows.items(), proposals, strict=True)
             if proposal.tokens
         }
@@ -211,32 +232,39 @@ class Controller:
         guesses: dict[int, Guess],
     ) -> dict[int, int]:
         """Where a drafter that computes is asked, and for how many tokens."""
+        name = drafter.name
         depths: dict[int, int] = {}
         survivals: dict[int, list[float]] = {}
         for place, candidate in enumerate(candidates):
-            if not drafter.serves(candidate.sequence):
+            if name not in candidate.drafters:
                 continue
             if candidate.fixed is not None:
                 depths[place] = 0 if place in guesses else candidate.fixed
                 continue
-            survival = self.acceptance.expected_survival(
-                candidate.sequence, drafter.name, min(MAX_DEPTH, candidate.limit)
+            survivals[place] = self.acceptance.expected_survival(
+                candidate.sequence, name, min(MAX_DEPTH, candidate.limit)
             )
-            if place not in guesses or sum(survival) > guesses[place].expected:
-                survivals[place] = survival
-        depth = self._depth(drafter, [s for s in survivals.values() if s], load)
-        return depths | dict.fromkeys(survivals, depth)
+        if not depths and not self._depth(drafter, survivals, load):
+            self._rest(name, candidates)
+            return {}
+        wanted = {
+            place: survival
+            for place, survival in survivals.items()
+            if place not in guesses or sum(survival) > guesses[place].expected
+        }
+        return depths | dict.fromkeys(wanted, self._depth(drafter, wanted, load))
 
-    def _depth(self, drafter: Drafter, survivals: list[list[float]], load: Load) -> int:
-        """The common depth that pays best for drafts with these chances."""
-        if not survivals:
+    def _depth(self, drafter: Drafter, survivals: dict[int, list[float]], load: Load) -> int:
+        """The common depth that pays best for drafts with these chances, by place."""
+        drafts = [survival for survival in survivals.values() if survival]
+        if not drafts:
             return 0
-        count, expected = len(survivals), float(load.rows)
-        best, best_rate = 0, expected / self._seconds(load, 0)
-        for depth in range(1, 1 + max(map(len, survivals))):
+        count, expected = len(drafts), float(load.rows)
+        best, best_rate = 0, _WORTH * expected / self._seconds(load, 0)
+        for depth in range(1, 1 + max(map(len, drafts))):
             if depth * count > load.room:
                 break
-            expected += sum(chances[depth - 1] for chances in survivals if len(chances) >= depth)
+            expected += sum(chances[depth - 1] for chances in drafts if len(chances) >= depth)
             drafting = depth * self._token_times[drafter.name].predict(count, 0.0)
             rate = expected / (self._seconds(load, depth * count) + drafting)
             if rate > best_rate:
@@ -288,7 +316,7 @@ class Controller:
         without = self._seconds(load, taken)
         extra = self._seconds(load, taken + _PROBE_TOKENS) - without
         extra = max(extra, _LEAST_PROBE * without)
-        models = [m for m in self._models if m.serves(candidates[place].sequence)]
+        models = [m for m in self._models if m.name in candidates[place].drafters]
         turn = self._probes // len(idle) % (len(models) + 1)
         if turn < len(models):
             extra += _PROBE_TOKENS * self._token_times[models[turn].name].predict(1, 0.0)
@@ -313,12 +341,11 @@ class Controller:
         prices = self._prices.get(load.rows)
         if prices is None or not prices.hold(self._steps, self.step_times.classes):
             prices = self._prices[load.rows] = _Prices(self._steps, self.step_times.classes)
-        for more in range(len(prices.seconds), drafted + 1):
-            attended = load.attended * (1 + more / load.rows)
-            seconds = self.step_times.predict(load.rows + more, attended)
-            least = prices.seconds[-1] if prices.seconds else 1e-9
-            prices.seconds.append(max(seconds, least))  # no step costs less than a smaller one
-        return prices.seconds
+        known = prices.seconds
+        missing = range(load.rows + len(known), load.rows + drafted + 1)
+        for seconds in self.step_times.predict_each(missing, load.attended / load.rows):
+            known.append(max(seconds, known[-1] if known else 1e-9))  # a smaller step costs no more
+        return known
 
 
 def _keep_better(guesses: dict[int, Guess], others: dict[int, Guess]) -> None:

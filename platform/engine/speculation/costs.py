@@ -2,6 +2,7 @@
 
 import math
 from bisect import bisect_left
+from functools import cache
 
 _EXACT = 16  # row counts up to here are told apart; above, by powers of 2^(1/4)
 _LEVEL_RATE = 0.2  # how fast the machine's present speed is followed
@@ -57,12 +58,23 @@ class StepTimes:
 
     def predict(self, rows: int, attended: float) -> float:
         """Seconds of such a step; 0 before anything was measured."""
+        [seconds] = self.predict_each(range(rows, rows + 1), attended / rows)
+        return seconds
+
+    def predict_each(self, rows: range, attended: float) -> list[float]:
+        """The same of steps with so many rows, of which each looks back at `attended` tokens."""
         if not self._rows:
-            return 0.0
-        shape, mean_attended = self._at(rows)
-        extra = self._slope * (attended - mean_attended)
-        seconds = math.exp(self._level + shape)
-        return max(seconds + extra, 0.5 * seconds)
+            return [0.0] * len(rows)
+        predicted, known = list[float](), 0
+        base = mean_attended = 0.0
+        for count in rows:
+            if (at := _class(count)) != known:
+                known = at
+                shape, mean_attended = self._at(count)
+                base = math.exp(self._level + shape)
+            extra = self._slope * (attended * count - mean_attended)
+            predicted.append(max(base + extra, 0.5 * base))
+        return predicted
 
     def _begin(self, at: int, rows: int, attended: float, seconds: float) -> None:
         if self._rows:
@@ -96,6 +108,7 @@ class StepTimes:
         )
 
 
+@cache
 def _class(rows: int) -> int:
     if rows <= _EXACT:
         return rows

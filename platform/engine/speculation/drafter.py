@@ -5,16 +5,15 @@ nothing else.
 """
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import torch
 
 from polyloom.routing.scheduler.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class DraftRow:
+class DraftRow(msgspec.Struct, frozen=True):
     """One sequence that wants a draft.
 
     sequence: read only; its last token has been sampled and has not run yet, and the draft follows
@@ -29,8 +28,7 @@ class DraftRow:
     hidden: torch.Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
+class Proposal(msgspec.Struct, frozen=True):
     """Tokens that may follow, at most as many as were wanted, and none if there is no good guess.
 
     confidences: one a token, in [0, 1]: how sure the drafter is of it, given those before it.

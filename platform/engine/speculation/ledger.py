@@ -1,7 +1,9 @@
 """What drafts brought and cost, by kind of request: counters for reports and metrics."""
 
 from collections import OrderedDict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+import msgspec
 
 from polyloom.platform.engine.messages import SpeculationLine
 from polyloom.platform.engine.speculation.acceptance import Kind
@@ -14,12 +16,8 @@ OTHER = "other"  # revision and domain of that sum; no digest reads so
 class Line:
     """Counters of one kind; fields as in `SpeculationLine`."""
 
-    steps: int = 0
     steps_at_zero: int = 0
-    drafted: int = 0
-    accepted: int = 0
     proposals_by_length: list[int] = field(default_factory=list)
-    accepted_by_position: list[int] = field(default_factory=list)
     accepted_lengths: list[int] = field(default_factory=list)
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
@@ -28,16 +26,45 @@ class Line:
     margin: float = 0.0
     decision: int = 0
 
-    def verified(self, length: int, matched: int, margin: float) -> None:
-        """A draft of `length` tokens was verified, its first `matched` were right."""
-        self.steps += 1
-        self.drafted += length
-        self.accepted += matched
+    @property
+    def steps(self) -> int:
+        return sum(self.proposals_by_length)
+
+    @property
+    def drafted(self) -> int:
+        return _weighted(self.proposals_by_length)
+
+    @property
+    def accepted(self) -> int:
+        return _weighted(self.accepted_lengths)
+
+    @property
+    def accepted_by_position(self) -> tuple[int, ...]:
+        """Of how many drafts the first, the second, … token was right."""
+        lengths = self.accepted_lengths
+        return tuple(sum(lengths[position:]) for position in range(1, len(lengths)))
+
+    def verified(
+        self,
+        length: int,
+        matched: int,
+        *,
+        margin: float,
+        decode: float,
+        verify: float,
+        rejected: float,
+    ) -> None:
+        """A draft of `length` tokens was verified, its first `matched` were right.
+
+        decode, verify, rejected: seconds of the sequence's part of the step: of its own token, of
+        the drafted ones, and of drafting and verifying those that did not come out.
+        """
         self.margin, self.decision = margin, length
         _count(self.proposals_by_length, length)
         _count(self.accepted_lengths, matched)
-        for position in range(matched):
-            _count(self.accepted_by_position, position)
+        self.decode_seconds += decode
+        self.verify_seconds += verify
+        self.rejected_seconds += rejected
 
     def at_zero(self, steps: int, draft: float) -> None:
         """`steps` without a draft of this drafter. draft: seconds that it has spent since what was
@@ -46,28 +73,21 @@ class Line:
         self.decision = 0 if steps else self.decision
         self.draft_seconds += draft
 
-    def cost(self, verify: float, decode: float, rejected: float) -> None:
-        """Seconds of one sequence's part of a step. rejected: of drafting and verifying what did
-        not come out."""
-        self.verify_seconds += verify
-        self.decode_seconds += decode
-        self.rejected_seconds += rejected
-
-    def add(self, older: "Line") -> None:
-        """Count in what another line has counted."""
+    def add(self, other: "Line") -> None:
+        """Count in what another line has counted; its last decision is the newer one."""
         for name in _SUMS:
-            setattr(self, name, getattr(self, name) + getattr(older, name))
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in _HISTOGRAMS:
             mine = getattr(self, name)
-            for place, count in enumerate(getattr(older, name)):
+            for place, count in enumerate(getattr(other, name)):
                 _count(mine, place, count)
+        self.margin, self.decision = other.margin, other.decision
 
 
 _SUMS = (
-    "steps", "steps_at_zero", "drafted", "accepted",
-    "draft_seconds", "verify_seconds", "decode_seconds", "rejected_seconds",
+    "steps_at_zero", "draft_seconds", "verify_seconds", "decode_seconds", "rejected_seconds",
 )  # fmt: skip
-_HISTOGRAMS = ("proposals_by_length", "accepted_by_position", "accepted_lengths")
+_HISTOGRAMS = ("proposals_by_length", "accepted_lengths")
 
 
 class Ledger:
@@ -88,7 +108,7 @@ class Ledger:
         return line
 
     def _sum_up(self, kind: Kind, line: Line) -> None:
-        other = replace(kind, revision=OTHER, domain=OTHER)
+        other = msgspec.structs.replace(kind, revision=OTHER, domain=OTHER)
         self._others.setdefault(other, Line()).add(line)
 
     def lines(self) -> tuple[SpeculationLine, ...]:
@@ -104,7 +124,7 @@ class Ledger:
                 drafted=line.drafted,
                 accepted=line.accepted,
                 proposals_by_length=tuple(line.proposals_by_length),
-                accepted_by_position=tuple(line.accepted_by_position),
+                accepted_by_position=line.accepted_by_position,
                 accepted_lengths=tuple(line.accepted_lengths),
                 draft_seconds=line.draft_seconds,
                 verify_seconds=line.verify_seconds,
@@ -118,5 +138,11 @@ class Ledger:
 
 
 def _count(histogram: list[int], place: int, times: int = 1) -> None:
-    histogram.extend([0] * (place + 1 - len(histogram)))
+    if place >= len(histogram):
+        histogram.extend([0] * (place + 1 - len(histogram)))
     histogram[place] += times
+
+
+def _weighted(histogram: list[int]) -> int:
+    """Tokens of all drafts, from how many drafts have how many."""
+    return sum(length * drafts for length, drafts in enumerate(histogram))

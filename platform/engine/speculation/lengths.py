@@ -38,9 +38,8 @@ def best_lengths(
     sequences: that get a token in any case, more than 0.  room: drafted tokens at most.
     seconds: of the step with so many drafted tokens, the drafting included.
     """
-    tokens = sorted(
-        ((-chance, draft) for draft, chances in enumerate(survivals) for chance in chances)
-    )
+    tokens = [(-chance, draft) for draft, chances in enumerate(survivals) for chance in chances]
+    tokens.sort()
     expected = float(sequences)
     rate_without = best_rate = expected / seconds(0)
     best = 0

@@ -9,15 +9,16 @@ import torch
 
 from polyloom.kvcache.errors import OutOfBlocksError
 from polyloom.platform.engine.messages import SpeculationReport
+from polyloom.platform.engine.reading import RowResult
 from polyloom.platform.engine.sampler import SampledToken
 from polyloom.platform.engine.speculation.acceptance import Kind
 from polyloom.platform.engine.speculation.controller import Candidate, Controller, Guess, Load
 from polyloom.platform.engine.speculation.drafter import Drafter
-from polyloom.platform.engine.speculation.ledger import Ledger
+from polyloom.platform.engine.speculation.ledger import Ledger, Line
 from polyloom.routing.drafts import MAX_DRAFT_TOKENS
 from polyloom.routing.scheduler.batch import ScheduledSequence, StepPlan
 
-_LEARNED_FROM = 4  # drafts of one step
+_LEARNED_FROM = 2  # drafts a step, on average
 
 
 class DraftBlocks(Protocol):
@@ -41,46 +42,71 @@ class _Followed:
     """What of one sequence is not in the ledger yet: a step with nothing to verify is to cost next
     to nothing, so those are counted here and entered together.
 
-    kinds: by drafter that serves it.  steps: in which it might have had a draft.  drafted_steps,
-    draft_seconds: by drafter.
+    kinds: by drafter that serves it.  steps: in which it might have had a draft.  lines: by drafter,
+    of the drafts that were verified.  draft_seconds: by drafter.
     """
 
     kinds: dict[str, Kind]
     totals: DraftTotals = field(default_factory=DraftTotals)
     steps: int = 0
-    drafted_steps: dict[str, int] = field(default_factory=dict)
+    lines: dict[str, Line] = field(default_factory=dict)
     draft_seconds: dict[str, float] = field(default_factory=dict)
+
+    def ran(self, shares: "_Shares") -> None:
+        """It might have had a draft in a step."""
+        self.steps += 1
+        spent = self.draft_seconds
+        for drafter, seconds in shares.draft.items():
+            if drafter in self.kinds:
+                spent[drafter] = spent.get(drafter, 0.0) + seconds
+
+    def line(self, drafter: str) -> Line:
+        """Where its verified drafts are counted."""
+        line = self.lines.get(drafter)
+        if line is None:
+            line = self.lines[drafter] = Line()
+        return line
 
     def enter(self, ledger: Ledger) -> None:
         """Put it into the ledger."""
+        for drafter, line in self.lines.items():
+            ledger[self.kinds[drafter]].add(line)
+            self.totals.accepted += line.accepted
+            self.totals.rejected += line.drafted - line.accepted
         for drafter, kind in self.kinds.items():
-            idle = self.steps - self.drafted_steps.get(drafter, 0)
+            idle = self.steps - (self.lines[drafter].steps if drafter in self.lines else 0)
             seconds = self.draft_seconds.get(drafter, 0.0)
             if idle or seconds:
                 ledger[kind].at_zero(idle, seconds)
         self.steps = 0
-        self.drafted_steps.clear()
+        self.lines.clear()
         self.draft_seconds.clear()
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Drafting:
     """A step of decodes. followed: of the candidates; chosen: by sequence id; draft_seconds: by
-    drafter; learned_from: sequences whose acceptance counts; matched: drafted tokens that came out,
-    by sequence id; ended: in this step."""
+    drafter; learns: what becomes of the drafts counts for later ones."""
 
     load: Load
-    candidates: list[Candidate]
     followed: list[_Followed]
     chosen: dict[str, Guess]
     draft_seconds: dict[str, float]
-    learned_from: frozenset[str]
-    matched: dict[str, int] = field(default_factory=dict)
-    ended: list[_Followed] = field(default_factory=list)
+    learns: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Shares:
+    """Seconds of one sequence in a step. decode: of its own token; verify: of each drafted one;
+    draft: by drafter, of those that it was asked with."""
+
+    decode: float
+    verify: float
+    draft: dict[str, float]
 
 
 class Speculator:
-    """The drafters of one engine. Called by the step loop: `extend`, then `verified`, `ran`."""
+    """The drafters of one engine. Called by the step loop: `extend`, then `ran`."""
 
     def __init__(self, drafters: Seq[Drafter], blocks: DraftBlocks, token_budget: int) -> None:
         """token_budget: of a step; drafts get what the plan leaves of it."""
@@ -119,50 +145,34 @@ class Speculator:
             for name, seconds in self._controller.draft_seconds.items()
         }
         followed = [self._followed[c.sequence.sequence_id] for c in candidates]
-        learned_from = self._learned_from(tuple(chosen))
-        self._drafting = _Drafting(load, candidates, followed, chosen, drafting, learned_from)
-        self._own_seconds += time.perf_counter() - started - sum(drafting.values())
+        self._drafting = _Drafting(load, followed, chosen, drafting, self._learns(len(chosen)))
+        own = time.perf_counter() - started - sum(drafting.values())
+        self._own_seconds += own
+        self._step_seconds += own + sum(drafting.values())
         return replace(plan, scheduled=items)
 
-    def verified(
-        self, item: ScheduledSequence, tokens: Seq[SampledToken], hidden: torch.Tensor | None
-    ) -> None:
-        """What came out of one scheduled sequence. hidden: `[hidden]`, of the last token."""
-        sequence = item.sequence
-        if hidden is not None:
-            self._hidden[sequence.sequence_id] = hidden
-        if not item.draft or self._drafting is None:
-            return
-        started = time.perf_counter()
-        matched = _matched(item.draft, tokens)
-        guess = self._drafting.chosen[sequence.sequence_id]
-        if sequence.sequence_id in self._drafting.learned_from:
-            self._controller.acceptance.verified(
-                sequence, guess.drafter, guess.proposal, matched, mismatch=matched < len(tokens)
-            )
-        followed = self._followed[sequence.sequence_id]
-        followed.totals.accepted += matched
-        followed.totals.rejected += len(item.draft) - matched
-        line = self._ledger[followed.kinds[guess.drafter]]
-        line.verified(len(item.draft), matched, self._controller.margin)
-        self._drafting.matched[sequence.sequence_id] = matched
-        self._own_seconds += time.perf_counter() - started
-
-    def ran(self, plan: StepPlan, seconds: float) -> None:
-        """The forward and the sampling of a plan took `seconds`."""
+    def ran(self, plan: StepPlan, results: Seq[RowResult], seconds: float) -> None:
+        """The forward and the sampling of a plan took `seconds`. results: of each scheduled
+        sequence. Called before a sequence that ends by them is closed."""
+        if self.needs_hidden:
+            for item, result in zip(plan.scheduled, results, strict=True):
+                if result.hidden is not None:
+                    self._hidden[item.sequence.sequence_id] = result.hidden
         drafting, self._drafting = self._drafting, None
         if drafting is None:
             return
         started = time.perf_counter()
-        load, rows = drafting.load, plan.num_tokens
-        base = min(self._controller.step_times.predict(load.rows, load.attended), seconds)
-        if rows == load.rows or base == 0.0:
-            base = seconds
-        self._count_costs(drafting, base / load.rows, (seconds - base) / max(rows - load.rows, 1))
-        attended = sum(item.attended for item in plan.scheduled)
-        self._controller.ran(rows, attended, seconds)
-        self._step_seconds += seconds + sum(drafting.draft_seconds.values())
-        self._own_seconds += time.perf_counter() - started
+        shares = self._shares(drafting, plan.num_tokens, seconds)
+        for followed in drafting.followed:
+            followed.ran(shares)
+        for item, result in zip(plan.scheduled, results, strict=True):
+            if item.draft:
+                self._verified(drafting, item, result.sampled, shares)
+        attended = sum([item.attended for item in plan.scheduled])
+        self._controller.ran(plan.num_tokens, attended, seconds)
+        own = time.perf_counter() - started
+        self._own_seconds += own
+        self._step_seconds += own + seconds
 
     def close(self, sequence_id: str) -> DraftTotals:
         """A sequence has ended; what was drafted for it in all."""
@@ -174,8 +184,6 @@ class Speculator:
         if followed is None:
             return _NOTHING
         followed.enter(self._ledger)
-        if self._drafting is not None:
-            self._drafting.ended.append(followed)
         return followed.totals
 
     def report(self) -> SpeculationReport:
@@ -196,18 +204,18 @@ class Speculator:
         if left <= 0 or sequence.request.drafts in ("off", 0):
             return None
         hidden = self._hidden.get(sequence.sequence_id)
-        if sequence.sequence_id not in self._followed:
-            kinds = {
-                d.name: Kind.of(sequence, d.name) for d in self._drafters if d.serves(sequence)
-            }
-            self._followed[sequence.sequence_id] = _Followed(kinds)
-        return Candidate(sequence, min(left, MAX_DRAFT_TOKENS), hidden)
+        followed = self._followed.get(sequence.sequence_id)
+        if followed is None:
+            serving = [drafter.name for drafter in self._drafters if drafter.serves(sequence)]
+            followed = _Followed({name: Kind.of(sequence, name) for name in serving})
+            self._followed[sequence.sequence_id] = followed
+        return Candidate(sequence, min(left, MAX_DRAFT_TOKENS), hidden, followed.kinds)
 
-    def _learned_from(self, drafting: tuple[str, ...]) -> frozenset[str]:
-        """By turns, some of the sequences with a draft: a large batch teaches enough without all."""
-        every = -(-len(drafting) // _LEARNED_FROM) or 1
+    def _learns(self, drafts: int) -> bool:
+        """Whether a step with so many drafts teaches: a large batch does enough in some steps, and
+        in the others estimates hold."""
         self._turn += 1
-        return frozenset(drafting[self._turn % every :: every])
+        return self._turn % max(1, drafts // _LEARNED_FROM) == 0
 
     def _with_draft(self, item: ScheduledSequence, chosen: dict[str, Guess]) -> ScheduledSequence:
         """The item with its draft, if there are blocks for it."""
@@ -220,46 +228,60 @@ class Speculator:
             self._blocks.reserve(item.sequence.sequence_id, item.start + num_tokens)
         except OutOfBlocksError:
             return item
-        return replace(item, num_tokens=num_tokens, draft=draft)
+        return ScheduledSequence(item.sequence, item.start, num_tokens, item.completes, draft)
 
-    def _count_costs(self, drafting: _Drafting, decode: float, verify: float) -> None:
-        """Spread a step's seconds over its sequences. decode: of one sequence; verify: of one
-        drafted token."""
-        asked = len(drafting.candidates)
-        shares = {n: seconds / asked for n, seconds in drafting.draft_seconds.items() if seconds}
-        for candidate, followed in zip(drafting.candidates, drafting.followed, strict=True):
-            sequence_id = candidate.sequence.sequence_id
-            followed.steps += 1
-            for drafter, seconds in shares.items():
-                if drafter in followed.kinds:
-                    spent = followed.draft_seconds.get(drafter, 0.0)
-                    followed.draft_seconds[drafter] = spent + seconds
-            matched = drafting.matched.get(sequence_id)
-            if matched is None:
-                continue
-            guess = drafting.chosen[sequence_id]
-            followed.drafted_steps[guess.drafter] = followed.drafted_steps.get(guess.drafter, 0) + 1
-            draft, length = shares.get(guess.drafter, 0.0), len(guess.proposal.tokens)
-            line = self._ledger[followed.kinds[guess.drafter]]
-            rejected = (length - matched) / length * (draft + length * verify)
-            line.cost(length * verify, decode, rejected)
-        for followed in drafting.ended:
-            followed.enter(self._ledger)
+    def _shares(self, drafting: _Drafting, rows: int, seconds: float) -> _Shares:
+        """Spread a step's seconds over its sequences. rows: drafted tokens included."""
+        load = drafting.load
+        base = min(self._controller.step_times.predict(load.rows, load.attended), seconds)
+        if rows == load.rows or base == 0.0:
+            base = seconds
+        asked = len(drafting.followed)
+        return _Shares(
+            decode=base / load.rows,
+            verify=(seconds - base) / max(rows - load.rows, 1),
+            draft={name: spent / asked for name, spent in drafting.draft_seconds.items() if spent},
+        )
+
+    def _verified(
+        self,
+        drafting: _Drafting,
+        item: ScheduledSequence,
+        tokens: Seq[SampledToken],
+        shares: _Shares,
+    ) -> None:
+        """Count one draft, and learn from it. tokens: what came out."""
+        sequence_id, length = item.sequence.sequence_id, len(item.draft)
+        matched = _matched(item.draft, tokens)
+        guess, followed = drafting.chosen[sequence_id], self._followed[sequence_id]
+        if drafting.learns:
+            self._controller.acceptance.verified(
+                item.sequence, guess.drafter, guess.proposal, matched, matched < len(tokens)
+            )
+        verify = length * shares.verify
+        spent = shares.draft.get(guess.drafter, 0.0) + verify
+        followed.line(guess.drafter).verified(
+            length,
+            matched,
+            margin=self._controller.margin,
+            decode=shares.decode,
+            verify=verify,
+            rejected=(length - matched) / length * spent,
+        )
 
 
 _NOTHING = DraftTotals()
 
 
 def _load(plan: StepPlan, token_budget: int) -> Load:
-    attended = sum(item.attended for item in plan.scheduled)
-    return Load(len(plan.scheduled), attended, token_budget - plan.num_tokens)
+    """Of a plan of decodes."""
+    rows = len(plan.scheduled)
+    attended = sum([item.start + 1 for item in plan.scheduled])
+    return Load(rows, attended, token_budget - rows)
 
 
 def _matched(draft: Seq[int], tokens: Seq[SampledToken]) -> int:
-    """How many leading tokens of the draft came out."""
-    matched = 0
-    for drafted, token in zip(draft, tokens, strict=False):
-        if drafted != token.token_id:
-            break
-        matched += 1
-    return matched
+    """How many leading tokens of the draft came out: all of `tokens`, or all but the last."""
+    last = len(tokens) - 1
+    agrees = 0 <= last < len(draft) and tokens[last].token_id == draft[last]
+    return last + 1 if agrees else max(last, 0)

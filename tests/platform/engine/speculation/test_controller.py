@@ -135,10 +135,13 @@ class World:
         self.seconds = self.tokens = self.drafted = 0
         self.draft_cost = dict.fromkeys((d.name for d in drafters), 0.0)
 
+    def candidate(self, sequence):
+        return Candidate(sequence, 31, None, self.draft_cost)
+
     def step(self):
         rows = len(self.sequences)
         load = Load(rows, 100.0 * rows, ROOM)
-        candidates = [Candidate(sequence, 31, None) for sequence in self.sequences]
+        candidates = [self.candidate(sequence) for sequence in self.sequences]
         chosen = self.controller.choose(candidates, load)
         drafted = sum(len(guess.proposal.tokens) for guess in chosen.values())
         seconds = machine(rows, drafted) * self.rng.lognormal(0, 0.03)
@@ -240,7 +243,7 @@ def test_a_drafter_that_rests_is_considered_for_other_sequences(decoding, script
     asked = model.asked
     fresh = decoding(domain="new")
     teach(world.controller.acceptance, fresh, 50, 4, "scripted")
-    world.controller.choose([Candidate(fresh, 31, None)], Load(1, 100.0, ROOM))
+    world.controller.choose([world.candidate(fresh)], Load(1, 100.0, ROOM))
     assert model.asked == asked + 1
 
 
@@ -263,5 +266,5 @@ def test_the_better_of_two_drafters_is_asked(decoding, scripted):
     teach(world.controller.acceptance, sequence, 50, 4, "good", confidence=0.9)
     world.controller.ran(1, 100.0, machine(1))
     world.step()
-    chosen = world.controller.choose([Candidate(sequence, 31, None)], Load(1, 100.0, ROOM))
+    chosen = world.controller.choose([world.candidate(sequence)], Load(1, 100.0, ROOM))
     assert chosen[sequence.sequence_id].drafter == "good"

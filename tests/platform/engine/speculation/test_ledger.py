@@ -9,8 +9,9 @@ def test_kinds_beyond_the_limit_are_summed_up() -> None:
     kinds = [Kind(None, "ngram", f"d{n}", "greedy") for n in range(MAX_LINES + 3)]
     for length, kind in enumerate(kinds):
         line = ledger[kind]
-        line.verified(length=1 + length % 4, matched=length % 2, margin=0.5)
-        line.cost(verify=0.5, decode=1.0, rejected=0.375)
+        line.verified(
+            1 + length % 4, length % 2, margin=0.5, decode=1.0, verify=0.5, rejected=0.375
+        )
         line.at_zero(steps=1, draft=0.5)
     lines = ledger.lines()
     assert len(lines) == MAX_LINES + 1

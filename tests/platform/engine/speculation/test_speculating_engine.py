@@ -397,7 +397,7 @@ def test_the_report_adds_up_and_nothing_is_left_of_a_sequence(
     assert sorted(drafter.closed) == sorted(request.sequence_id for request in requests)
     speculator = engine._speculator
     assert not (
-        speculator._followed or speculator._hidden or speculator._controller.acceptance._requests
+        speculator._followed or speculator._hidden or speculator._controller.acceptance._standings
     )
 
 
