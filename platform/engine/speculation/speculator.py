@@ -50,15 +50,18 @@ class _Followed:
     totals: DraftTotals = field(default_factory=DraftTotals)
     steps: int = 0
     lines: dict[str, Line] = field(default_factory=dict)
-    draft_seconds: dict[str, float] = field(default_factory=dict)
+    draft_seconds: dict[str, float] = field(init=False)
 
-    def ran(self, shares: "_Shares") -> None:
+    def __post_init__(self) -> None:
+        self.draft_seconds = dict.fromkeys(self.kinds, 0.0)
+
+    def ran(self, draft_seconds: Seq[tuple[str, float]]) -> None:
         """It might have had a draft in a step."""
         self.steps += 1
         spent = self.draft_seconds
-        for drafter, seconds in shares.draft.items():
-            if drafter in self.kinds:
-                spent[drafter] = spent.get(drafter, 0.0) + seconds
+        for drafter, seconds in draft_seconds:
+            if drafter in spent:
+                spent[drafter] += seconds
 
     def line(self, drafter: str) -> Line:
         """Where its verified drafts are counted."""
@@ -75,12 +78,12 @@ class _Followed:
             self.totals.rejected += line.drafted - line.accepted
         for drafter, kind in self.kinds.items():
             idle = self.steps - (self.lines[drafter].steps if drafter in self.lines else 0)
-            seconds = self.draft_seconds.get(drafter, 0.0)
+            seconds = self.draft_seconds[drafter]
             if idle or seconds:
                 ledger[kind].at_zero(idle, seconds)
         self.steps = 0
         self.lines.clear()
-        self.draft_seconds.clear()
+        self.draft_seconds = dict.fromkeys(self.kinds, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +166,9 @@ class Speculator:
             return
         started = time.perf_counter()
         shares = self._shares(drafting, plan.num_tokens, seconds)
+        draft_seconds = tuple(shares.draft.items())
         for followed in drafting.followed:
-            followed.ran(shares)
+            followed.ran(draft_seconds)
         for item, result in zip(plan.scheduled, results, strict=True):
             if item.draft:
                 self._verified(drafting, item, result.sampled, shares)
