@@ -124,6 +124,19 @@ def test_temperatures_are_told_apart():
     ]
 
 
+def test_a_drafter_that_often_has_nothing_is_expected_to_bring_little(decoding):
+    """What it does propose is as good as before."""
+    model, sequence = AcceptanceModel(), decoding()
+    teach(model, sequence, 100, 4)
+    drafted = Proposal((1, 2), (0.7, 0.7))
+    good = model.survival(sequence, "d", drafted)
+    assert model.expected_survival(sequence, "d", 2)[0] > 0.8
+    for turn in range(100):
+        model.asked(sequence, "d", proposed=turn % 4 == 0)
+    assert 0.1 < model.expected_survival(sequence, "d", 2)[0] < 0.4
+    assert model.survival(sequence, "d", drafted) == good
+
+
 class World:
     """Steps of `rows` sequences on the simulated machine, each drafted token right with a chance."""
 
@@ -196,6 +209,26 @@ def test_a_random_drafter_costs_at_most_one_percent(decoding, scripted, rows):
     rate = world.run(2000)
     assert rate > 0.99 * rows / machine(rows)
     assert world.drafted > 0, "it must go on probing"
+
+
+@pytest.mark.parametrize(
+    ("rows", "chance", "least", "most"), [(16, 0.0, 8, 40), (16, 0.95, 95, 100), (4, 0.0, 95, 100)]
+)
+def test_what_loses_in_a_large_batch_rests(decoding, scripted, rows, chance, least, most):
+    """It is asked again now and then; what pays is asked always, and in a small batch so is all."""
+    drafter = scripted(anything)
+    world = World(decoding, [drafter], rows, chance=chance)
+    world.run(300)
+    before = drafter.asked
+    world.run(100)
+    assert least <= drafter.asked - before <= most
+
+
+def test_a_fixed_length_is_asked_for_in_a_large_batch_too(decoding, scripted):
+    drafter = scripted(anything)
+    world = World(decoding, [drafter], 16, drafts=2, chance=0.0)
+    world.run(100)
+    assert drafter.asked == 100
 
 
 def test_a_batch_drafts_less_than_one_alone(decoding, scripted):
