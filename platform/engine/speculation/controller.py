@@ -19,6 +19,7 @@ from polyloom.platform.engine.speculation.acceptance import AcceptanceModel
 from polyloom.platform.engine.speculation.costs import StepTimes
 from polyloom.platform.engine.speculation.drafter import Drafter, DraftRow, Proposal
 from polyloom.platform.engine.speculation.lengths import best_lengths
+from polyloom.platform.engine.speculation.resting import Resting
 from polyloom.routing.drafts import DraftPolicy
 from polyloom.routing.scheduler.sequence import Sequence
 
@@ -27,15 +28,12 @@ PROBE_SHARE = 0.004  # of the time, that probing may cost
 
 _PROBE_TOKENS = 3
 _LEAST_PROBE = 0.03  # of a step: what a probe is charged, however cheap its rows look
-_REST = 8  # steps for which a drafter that would not have paid is not considered again
 _PRICES_HOLD = 64  # steps
 _PRICE_DECAY = 0.9  # a step, so that a probe's price is looked at again when the load has changed
 _WORTH = 1.03  # times as fast a drafter that computes must promise to be: less is within the error
 _BASELINE_EVERY = 256  # steps with drafts; then one without, so that what drafts save stays known
 _BATCH_TOKENS = 64  # looked up over all rows: a large batch does not verify more
 _FEWEST = 4
-_MANY = 8  # sequences: what asking for all of them costs is worth saving
-_LOSSES = 8  # steps in a row in which a drafter proposed for so many, and nothing was verified
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -120,8 +118,7 @@ class Controller:
         self._allowance = 0.0  # seconds that probes may cost
         self._probes = 0
         self._probe_price = 0.0  # seconds of the one that is next, as last estimated
-        self._resting: dict[str, tuple[frozenset[str], int]] = {}
-        self._losses: dict[str, int] = {}  # steps since something of it was verified
+        self._resting = Resting()
         self._steps = 0
         self._prices: dict[int, _Prices] = {}  # by rows
         self._since_baseline: dict[int, int] = {}  # rows -> steps with drafts
@@ -136,13 +133,14 @@ class Controller:
         self._steps += 1
         if self._since_baseline.get(load.rows, _BASELINE_EVERY) >= _BASELINE_EVERY:
             candidates = [candidate for candidate in candidates if candidate.fixed is not None]
-        guesses, proposers = self._guesses(candidates, load)
+        may_rest = all(candidate.fixed is None for candidate in candidates)
+        ids = [candidate.sequence.sequence_id for candidate in candidates] if may_rest else []
+        guesses, proposers = self._guesses(candidates, load, ids)
         chosen: dict[int, Guess] = {}
         if guesses:
             lengths = self._lengths(candidates, load, guesses)
             chosen = {place: guesses[place].cut(n) for place, n in lengths.items() if n}
-        if len(candidates) >= _MANY:
-            self._rest_losers(candidates, proposers, {guess.drafter for guess in chosen.values()})
+        self._resting.proposed(proposers, {guess.drafter for guess in chosen.values()}, ids)
         if self._allowance > self._probe_price:
             chosen |= self._probe(candidates, load, guesses, chosen)
         self._probe_price *= _PRICE_DECAY
@@ -150,9 +148,11 @@ class Controller:
         self._since_baseline[load.rows] = since + 1 if chosen else 0
         return {candidates[place].sequence.sequence_id: g for place, g in chosen.items()}
 
-    def _guesses(self, candidates: Seq[Candidate], load: Load) -> tuple[dict[int, Guess], set[str]]:
+    def _guesses(
+        self, candidates: Seq[Candidate], load: Load, ids: list[str]
+    ) -> tuple[dict[int, Guess], set[str]]:
         """The best proposal for each place, of every drafter that is worth asking there; and who
-        proposed anything."""
+        proposed anything. ids: of the sequences, if a drafter may rest for them."""
         guesses: dict[int, Guess] = {}
         proposers = set[str]()
         looked_up = max(_FEWEST, _BATCH_TOKENS // load.rows)
@@ -161,39 +161,18 @@ class Controller:
             for place, candidate in enumerate(candidates)
         }
         for drafter in (*self._lookups, *self._models):
-            if not candidates or self._rests(drafter, candidates):
+            if self._resting.skips(drafter.name, ids):
                 continue
             lengths = everywhere
             if not drafter.looks_up:
                 lengths = self._depths(drafter, candidates, load, guesses)
+                if not lengths:
+                    self._resting.begin(drafter.name, ids)
             answers = self._ask(drafter, candidates, lengths)
             _keep_better(guesses, answers)
             if answers:
                 proposers.add(drafter.name)
         return guesses, proposers
-
-    def _rest_losers(
-        self, candidates: Seq[Candidate], proposers: set[str], verified: set[str]
-    ) -> None:
-        """Let those rest of whose proposals nothing has been verified for a while."""
-        for name in proposers:
-            losses = 0 if name in verified else self._losses.get(name, 0) + 1
-            self._losses[name] = losses
-            if losses >= _LOSSES:
-                self._rest(name, candidates)
-
-    def _rest(self, drafter: str, candidates: Seq[Candidate]) -> None:
-        """It does not pay for these sequences; what is known of it changes slowly."""
-        if all(candidate.fixed is None for candidate in candidates):
-            ids = frozenset(candidate.sequence.sequence_id for candidate in candidates)
-            self._resting[drafter] = ids, _REST
-
-    def _rests(self, drafter: Drafter, candidates: Seq[Candidate]) -> bool:
-        ids, left = self._resting.get(drafter.name, (frozenset(), 0))
-        if not left or len(ids) != len(candidates):
-            return False
-        self._resting[drafter.name] = ids, left - 1
-        return all(candidate.sequence.sequence_id in ids for candidate in candidates)
 
     def _ask(
         self, drafter: Drafter, candidates: Seq[Candidate], lengths: dict[int, int]
@@ -231,7 +210,8 @@ class Controller:
         load: Load,
         guesses: dict[int, Guess],
     ) -> dict[int, int]:
-        """Where a drafter that computes is asked, and for how many tokens."""
+        """Where a drafter that computes is asked, and for how many tokens; empty if it would not pay
+        even with nothing to compete with."""
         name = drafter.name
         depths: dict[int, int] = {}
         survivals: dict[int, list[float]] = {}
@@ -245,7 +225,6 @@ class Controller:
                 candidate.sequence, name, min(MAX_DEPTH, candidate.limit)
             )
         if not depths and not self._depth(drafter, survivals, load):
-            self._rest(name, candidates)
             return {}
         wanted = {
             place: survival
