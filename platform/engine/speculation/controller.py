@@ -32,6 +32,7 @@ _PRICES_HOLD = 64  # steps
 _PRICE_DECAY = 0.9  # a step, so that a probe's price is looked at again when the load has changed
 _WORTH = 1.03  # times as fast a drafter that computes must promise to be: less is within the error
 _BASELINE_EVERY = 256  # steps with drafts; then one without, so that what drafts save stays known
+_PLAIN_EVERY = 4  # steps without drafts; then the seconds of one are learned from
 _BATCH_TOKENS = 64  # looked up over all rows: a large batch does not verify more
 _FEWEST = 4
 
@@ -123,9 +124,11 @@ class Controller:
         self._prices: dict[int, _Prices] = {}  # by rows
         self._since_baseline: dict[int, int] = {}  # rows -> steps with drafts
 
-    def ran(self, rows: int, attended: float, seconds: float) -> None:
-        """A step of decodes took `seconds`, its drafting not included."""
-        self.step_times.measured(rows, attended, seconds)
+    def ran(self, rows: int, attended: float, seconds: float, drafted: bool = True) -> None:
+        """A step of decodes took `seconds`, its drafting not included. drafted: with drafts; of the
+        many without, some tell enough."""
+        if drafted or self._steps % _PLAIN_EVERY == 0 or not self.step_times.knows(rows):
+            self.step_times.measured(rows, attended, seconds)
         self._allowance = min(self._allowance + PROBE_SHARE * seconds, 20 * seconds)
 
     def choose(self, candidates: Seq[Candidate], load: Load) -> dict[str, Guess]:
@@ -137,7 +140,7 @@ class Controller:
         ids = [candidate.sequence.sequence_id for candidate in candidates] if may_rest else []
         guesses, proposers = self._guesses(candidates, load, ids)
         chosen: dict[int, Guess] = {}
-        if guesses:
+        if not ids or any(guess.survival for guess in guesses.values()):
             lengths = self._lengths(candidates, load, guesses)
             chosen = {place: guesses[place].cut(n) for place, n in lengths.items() if n}
         self._resting.proposed(proposers, {guess.drafter for guess in chosen.values()}, ids)

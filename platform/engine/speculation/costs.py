@@ -38,6 +38,10 @@ class StepTimes:
         """How many classes of row counts were measured."""
         return len(self._rows)
 
+    def knows(self, rows: int) -> bool:
+        """A step of about so many rows was measured."""
+        return _class(rows) in self._shape
+
     def measured(self, rows: int, attended: float, seconds: float) -> None:
         """A step of `rows` took `seconds`, more than 0."""
         at = _class(rows)

@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
 import torch
 
 from polyloom.kvcache.errors import OutOfBlocksError
@@ -86,8 +87,7 @@ class _Followed:
         self.draft_seconds = dict.fromkeys(self.kinds, 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Drafting:
+class _Drafting(msgspec.Struct, frozen=True):
     """A step of decodes. followed: of the candidates; chosen: by sequence id; draft_seconds: by
     drafter; learns: what becomes of the drafts counts for later ones."""
 
@@ -98,8 +98,7 @@ class _Drafting:
     learns: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Shares:
+class _Shares(msgspec.Struct, frozen=True):
     """Seconds of one sequence in a step. decode: of its own token; verify: of each drafted one;
     draft: by drafter, of those that it was asked with."""
 
@@ -140,9 +139,9 @@ class Speculator:
         candidates = [c for c in map(self._candidate, plan.scheduled) if c is not None]
         load = _load(plan, self._token_budget)
         chosen = self._controller.choose(candidates, load) if candidates and load.room > 0 else {}
-        items = plan.scheduled
         if chosen:
-            items = tuple(self._with_draft(item, chosen) for item in items)
+            items = tuple([self._with_draft(item, chosen) for item in plan.scheduled])
+            plan = StepPlan(items, plan.failed)
         drafting = {
             name: seconds - drafted_before[name]
             for name, seconds in self._controller.draft_seconds.items()
@@ -152,7 +151,7 @@ class Speculator:
         own = time.perf_counter() - started - sum(drafting.values())
         self._own_seconds += own
         self._step_seconds += own + sum(drafting.values())
-        return replace(plan, scheduled=items)
+        return plan
 
     def ran(self, plan: StepPlan, results: Seq[RowResult], seconds: float) -> None:
         """The forward and the sampling of a plan took `seconds`. results: of each scheduled
@@ -165,7 +164,8 @@ class Speculator:
         if drafting is None:
             return
         started = time.perf_counter()
-        shares = self._shares(drafting, plan.num_tokens, seconds)
+        rows = plan.num_tokens
+        shares = self._shares(drafting, rows, seconds)
         draft_seconds = tuple(shares.draft.items())
         for followed in drafting.followed:
             followed.ran(draft_seconds)
@@ -173,7 +173,7 @@ class Speculator:
             if item.draft:
                 self._verified(drafting, item, result.sampled, shares)
         attended = sum([item.attended for item in plan.scheduled])
-        self._controller.ran(plan.num_tokens, attended, seconds)
+        self._controller.ran(rows, attended, seconds, drafted=rows > drafting.load.rows)
         own = time.perf_counter() - started
         self._own_seconds += own
         self._step_seconds += own + seconds
@@ -236,10 +236,10 @@ class Speculator:
 
     def _shares(self, drafting: _Drafting, rows: int, seconds: float) -> _Shares:
         """Spread a step's seconds over its sequences. rows: drafted tokens included."""
-        load = drafting.load
-        base = min(self._controller.step_times.predict(load.rows, load.attended), seconds)
-        if rows == load.rows or base == 0.0:
-            base = seconds
+        load, base = drafting.load, seconds
+        if rows > load.rows:
+            expected = self._controller.step_times.predict(load.rows, load.attended)
+            base = min(expected, seconds) or seconds
         asked = len(drafting.followed)
         return _Shares(
             decode=base / load.rows,
