@@ -35,6 +35,7 @@ _BASELINE_EVERY = 256  # steps with drafts; then one without, so that what draft
 _PLAIN_EVERY = 4  # steps without drafts; then the seconds of one are learned from
 _BATCH_TOKENS = 64  # looked up over all rows: a large batch does not verify more
 _FEWEST = 4
+_MANY = 8  # sequences: asking for all of them costs enough to ask for what will be verified only
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -143,7 +144,11 @@ class Controller:
         if not ids or any(guess.survival for guess in guesses.values()):
             lengths = self._lengths(candidates, load, guesses)
             chosen = {place: guesses[place].cut(n) for place, n in lengths.items() if n}
-        self._resting.proposed(proposers, {guess.drafter for guess in chosen.values()}, ids)
+        if proposers:
+            promising = {guess.drafter for guess in chosen.values()}
+            if len(ids) < _MANY:
+                promising |= {guess.drafter for guess in guesses.values() if guess.survival}
+            self._resting.proposed(proposers, promising, ids)
         if self._allowance > self._probe_price:
             chosen |= self._probe(candidates, load, guesses, chosen)
         self._probe_price *= _PRICE_DECAY

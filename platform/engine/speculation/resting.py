@@ -1,15 +1,14 @@
 """Drafters that did not pay for some sequences, and so are not asked for them for a while.
 
-What is known of a drafter changes slowly: to consider it anew in each step costs time, and in a large
-batch so does asking one that only looks up.
+What is known of a drafter changes slowly: to consider it anew in each step costs time, and so does
+asking one that only looks up.
 """
 
 from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
 
 STEPS = 8  # that a drafter rests
-_MANY = 8  # sequences: what asking for all of them costs is worth saving
-_LOSSES = 8  # steps in a row in which a drafter proposed for so many, and nothing was verified
+_LOSSES = 8  # steps in a row in which what a drafter proposed was nothing to go by
 
 
 class Resting:
@@ -17,7 +16,7 @@ class Resting:
 
     def __init__(self) -> None:
         self._left: dict[str, tuple[frozenset[str], int]] = {}
-        self._losses: dict[str, int] = {}  # steps since something of it was verified
+        self._losses: dict[str, int] = {}  # in a row
 
     def begin(self, drafter: str, sequence_ids: Seq[str]) -> None:
         """Let it rest for exactly these sequences; for none, nothing changes."""
@@ -33,14 +32,12 @@ class Resting:
         return True
 
     def proposed(
-        self, drafters: AbstractSet[str], verified: AbstractSet[str], sequence_ids: Seq[str]
+        self, drafters: AbstractSet[str], promising: AbstractSet[str], sequence_ids: Seq[str]
     ) -> None:
-        """These drafters proposed for a batch; of the proposals of `verified`, something is. Those
-        that lose again and again in a large batch begin to rest."""
-        if len(sequence_ids) < _MANY:
-            return
+        """These drafters proposed for a batch, and what some proposed was `promising`. The others
+        begin to rest if that goes on."""
         for name in drafters:
-            losses = 0 if name in verified else self._losses.get(name, 0) + 1
+            losses = 0 if name in promising else self._losses.get(name, 0) + 1
             self._losses[name] = losses
             if losses >= _LOSSES:
                 self.begin(name, sequence_ids)

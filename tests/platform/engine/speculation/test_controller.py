@@ -212,10 +212,11 @@ def test_a_random_drafter_costs_at_most_one_percent(decoding, scripted, rows):
 
 
 @pytest.mark.parametrize(
-    ("rows", "chance", "least", "most"), [(16, 0.0, 8, 40), (16, 0.95, 95, 100), (4, 0.0, 95, 100)]
+    ("rows", "chance", "least", "most"),
+    [(16, 0.0, 8, 40), (16, 0.95, 95, 100), (16, 0.1, 8, 60), (1, 0.1, 95, 100), (1, 0.0, 8, 60)],
 )
 def test_what_loses_in_a_large_batch_rests(decoding, scripted, rows, chance, least, most):
-    """It is asked again now and then; what pays is asked always, and in a small batch so is all."""
+    """It is asked again now and then. In a small batch only what has no chance at all rests."""
     drafter = scripted(anything)
     world = World(decoding, [drafter], rows, chance=chance)
     world.run(300)
