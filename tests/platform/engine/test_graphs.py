@@ -86,10 +86,10 @@ def test_hidden_states_outlive_the_next_replay(
     runner._graphs = graphs_of(graph_engine, Rerun(), max_tokens=4, max_model_len=64)
     runner._keeps_hidden = True
 
-    def verified(_item, _sampled, hidden):
-        kept.append((hidden, hidden.clone()))
+    def ran(_plan, results, _seconds):
+        kept.extend((result.hidden, result.hidden.clone()) for result in results)
 
-    monkeypatch.setattr(graph_engine._speculator, "verified", verified)
+    monkeypatch.setattr(graph_engine._speculator, "ran", ran)
     run(graph_engine, [request_factory((5, n), max_tokens=6) for n in (1, 2)])
     assert len(kept) > 6
     assert all(torch.equal(hidden, then) for hidden, then in kept)

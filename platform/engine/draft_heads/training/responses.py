@@ -17,7 +17,7 @@ from polyloom.platform.engine.assembly import build_engine
 from polyloom.platform.engine.draft_heads.errors import TrainingError
 from polyloom.platform.engine.draft_heads.training.samples import Response
 from polyloom.platform.engine.messages import Finished, Refused
-from polyloom.platform.engine.sampler import SampledToken
+from polyloom.platform.engine.reading import RowResult
 from polyloom.platform.engine.settings import EngineSettings
 from polyloom.platform.engine.speculation.drafter import Drafter
 from polyloom.platform.engine.speculation.speculator import DraftBlocks, Speculator
@@ -25,7 +25,7 @@ from polyloom.platform.engine.step import Engine
 from polyloom.routing.combination import Combination
 from polyloom.routing.request import GenerationRequest
 from polyloom.routing.sampling_params import SamplingParams
-from polyloom.routing.scheduler.batch import ScheduledSequence
+from polyloom.routing.scheduler.batch import StepPlan
 
 CHUNK = 64
 """Prompts generated together, and kept in one file."""
@@ -45,14 +45,12 @@ class Recorder(Speculator):
         self.needs_hidden = True
         self._records: dict[str, _Record] = {}
 
-    def verified(
-        self, item: ScheduledSequence, tokens: Sequence[SampledToken], hidden: Tensor | None
-    ) -> None:
-        if hidden is None:
-            return
-        record = self._records.setdefault(item.sequence.sequence_id, _Record())
-        record.output += [token.token_id for token in tokens]
-        record.hidden.append(hidden.clone())
+    def ran(self, plan: StepPlan, results: Sequence[RowResult], seconds: float) -> None:
+        for item, result in zip(plan.scheduled, results, strict=True):
+            if result.hidden is not None:
+                record = self._records.setdefault(item.sequence.sequence_id, _Record())
+                record.output += [token.token_id for token in result.sampled]
+                record.hidden.append(result.hidden.clone())
 
     def take(self, sequence_id: str) -> _Record:
         """What was seen of a sequence, once."""
