@@ -25,7 +25,7 @@ class Server:
     """Requests with the caller's key; an error of the server ends the command with its message."""
 
     def __init__(self, url: str, key: str | None) -> None:
-        self.url = url.rstrip("/")
+        self.url = url.rstrip("/").removesuffix("/v1")  # as clients of OpenAI's are told it
         self._key = key
 
     def connect(self) -> "httpx.Client":

@@ -101,7 +101,8 @@ def schema_format(schema: dict[str, Any], param: str) -> AnswerFormat:
 
 def _of_response_format(asked: ResponseFormat) -> AnswerFormat | None:
     if (asked.json_schema is not None) != (asked.type == "json_schema"):
-        message = "goes with the type json_schema, and only with it"
+        missing = asked.json_schema is None
+        message = "is missing" if missing else f"does not go with the type {asked.type}"
         raise InvalidRequest(message, param="response_format.json_schema")
     if asked.json_schema is not None:
         return schema_format(asked.json_schema.schema, "response_format.json_schema.schema")

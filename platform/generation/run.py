@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -82,6 +83,10 @@ class RunTotals:
     finish_reasons: list[str] = field(default_factory=list)
     cache: list[tuple[GenerationRequest, CacheOutcome]] = field(default_factory=list)
 
+    def saw_first(self, seconds: float) -> None:
+        """A choice had its first token; the earliest counts."""
+        self.first_token = seconds if self.first_token is None else min(self.first_token, seconds)
+
 
 class _Choice:
     """One sequence and the text made of it."""
@@ -92,6 +97,7 @@ class _Choice:
         self._plan = plan
         self._echo: str | None = plan.echo_of(index) if plan.echo else None
         self._start = len(self._echo or "")
+        self.first_seen: float | None = None  # monotonic
         self._output = OutputText(
             plan.tokenizer, plan.stops, self.request.sampling.min_tokens, plan.shown
         )
@@ -106,6 +112,8 @@ class _Choice:
 
     def take(self, event: Tokens) -> ChoiceDelta | None:
         """What the tokens make visible; tokens after a stop string are not looked at."""
+        if event.token_ids and self.first_seen is None:
+            self.first_seen = time.monotonic()
         text, shown = self._take_echo(event.prompt_logprobs)
         for position, token_id in enumerate(event.token_ids):
             if self.stopped:
@@ -169,7 +177,7 @@ class GenerationRun:
         is left in the engine.
         """
         choices = [_Choice(self.plan, index) for index in range(len(self.plan.sequences))]
-        running = set(choices)
+        running, started = set(choices), time.monotonic()
         try:
             async with contextlib.aclosing(self._events(choices)) as events:
                 async for choice, event in events:
@@ -185,7 +193,7 @@ class GenerationRun:
             raise of_engine(error) from error
         finally:
             for choice in running:
-                self._abandon(choice)
+                self._abandon(choice, started)
 
     async def _events(self, choices: list[_Choice]) -> AsyncGenerator[_ChoiceEvent, None]:
         """Events of all choices as they come. Closing it ends what still runs."""
@@ -237,8 +245,12 @@ class GenerationRun:
         with contextlib.suppress(EngineUnavailableError):
             await self._engine.abort(sequence_id)
 
-    def _abandon(self, choice: _Choice) -> None:
-        """Count a choice that the client left, or that another's error ended."""
+    def _abandon(self, choice: _Choice, started: float) -> None:
+        """Count a choice that the client left, or that another's error ended. started: monotonic;
+        the engine tells no times of it, so they are those seen here."""
+        self.totals.finished = max(self.totals.finished, time.monotonic() - started)
+        if choice.first_seen is not None:
+            self.totals.saw_first(choice.first_seen - started)
         if choice.index % self.plan.choices_per_prompt == 0:
             self.totals.prompt_tokens += len(choice.request.prompt)
         self.totals.completion_tokens += choice.tokens_seen
@@ -260,10 +272,7 @@ class GenerationRun:
         totals.rejected_tokens += event.rejected_tokens
         totals.queue_time = max(totals.queue_time, timings.queued)
         if timings.first_token is not None:
-            first = totals.first_token
-            totals.first_token = (
-                timings.first_token if first is None else min(first, timings.first_token)
-            )
+            totals.saw_first(timings.first_token)
         totals.finished = max(totals.finished, timings.finished)
         if choice.stopped:  # its last delta has been given
             totals.finish_reasons.append("stop")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from polyloom.platform.cli.client import Server
 from polyloom.platform.cli.main import cli
 from polyloom.platform.cli.packing import packed
 
@@ -18,6 +19,11 @@ HEAVY = ("torch", "transformers", "sqlalchemy", "litestar")
 def run(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str]:
     result = CliRunner().invoke(cli, list(arguments), env=env)
     return result.exit_code, result.output
+
+
+@pytest.mark.parametrize("given", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"])
+def test_a_servers_url_may_be_the_one_of_openai_clients(given: str) -> None:
+    assert Server(given, None).url == "http://h:1"
 
 
 def test_help_imports_no_model_code() -> None:

@@ -40,6 +40,24 @@ def of_schema(schema: dict[str, Any]) -> AnswerFormat:
     return found
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (ResponseFormat(type="json_schema"), "is missing"),
+        (
+            ResponseFormat(
+                type="json_object", json_schema=JsonSchemaFormat(name="n", schema={"type": "null"})
+            ),
+            "does not go with the type json_object",
+        ),
+    ],
+)
+def test_a_schema_goes_with_its_type(asked: ResponseFormat, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said) as raised:
+        answer_format(asked, None, None)
+    assert raised.value.param == "response_format.json_schema"
+
+
 def properties(**schemas: object) -> dict[str, Any]:
     return {"type": "object", "properties": schemas}
 

@@ -135,6 +135,8 @@ async def test_leaving_early_closes_every_sequence(byte_level: TextTokenizer) ->
     assert run.totals.finish_reasons == ["cancelled", "cancelled"]
     assert run.totals.prompt_tokens == 3
     assert run.totals.completion_tokens >= 1
+    assert run.totals.first_token is not None
+    assert 0 < run.totals.first_token <= run.totals.finished
 
 
 async def test_cancelling_ends_with_its_own_reason(byte_level: TextTokenizer) -> None:
