@@ -119,7 +119,8 @@ def _validation_problem(text: str) -> Problem:
 def _http_problem(error: HTTPException) -> Problem:
     code = _CODE_BY_STATUS.get(error.status_code)
     if code is not None:
-        return Problem(code, error.detail)
+        unknown = code == "not_found"
+        return Problem(code, "there is no such endpoint here" if unknown else error.detail)
     if error.status_code < 500:
         return Problem("invalid_request", error.detail)
     logger.error("unexpected HTTP error", exc_info=error)

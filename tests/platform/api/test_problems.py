@@ -117,7 +117,8 @@ def test_a_client_that_left_is_nobody_s_fault(caplog: pytest.LogCaptureFixture) 
 
 
 def test_the_framework_s_errors() -> None:
-    assert problem_of(NotFoundException()).code == "not_found"
+    unknown = problem_of(NotFoundException())
+    assert (unknown.code, unknown.message) == ("not_found", "there is no such endpoint here")
     assert problem_of(MethodNotAllowedException()).status == 405
     assert problem_of(ValidationException("bad query")).code == "invalid_request"
 
