@@ -16,6 +16,7 @@ from polyloom.platform.engine.speculation.acceptance import Kind
 from polyloom.platform.engine.speculation.controller import Candidate, Controller, Guess, Load
 from polyloom.platform.engine.speculation.drafter import Drafter
 from polyloom.platform.engine.speculation.ledger import Ledger, Line
+from polyloom.platform.engine.speculation.verification import matched_tokens
 from polyloom.routing.drafts import MAX_DRAFT_TOKENS
 from polyloom.routing.scheduler.batch import ScheduledSequence, StepPlan
 
@@ -256,7 +257,7 @@ class Speculator:
     ) -> None:
         """Count one draft, and learn from it. tokens: what came out."""
         sequence_id, length = item.sequence.sequence_id, len(item.draft)
-        matched = _matched(item.draft, tokens)
+        matched = matched_tokens(item.draft, tokens)
         guess, followed = drafting.chosen[sequence_id], self._followed[sequence_id]
         if drafting.learns:
             self._controller.acceptance.verified(
@@ -282,10 +283,3 @@ def _load(plan: StepPlan, token_budget: int) -> Load:
     rows = len(plan.scheduled)
     attended = sum([item.start + 1 for item in plan.scheduled])
     return Load(rows, attended, token_budget - rows)
-
-
-def _matched(draft: Seq[int], tokens: Seq[SampledToken]) -> int:
-    """How many leading tokens of the draft came out: all of `tokens`, or all but the last."""
-    last = len(tokens) - 1
-    agrees = 0 <= last < len(draft) and tokens[last].token_id == draft[last]
-    return last + 1 if agrees else max(last, 0)

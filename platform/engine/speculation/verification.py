@@ -81,6 +81,13 @@ def verify(
     return Verified(tuple(sampled))
 
 
+def matched_tokens(draft: Sequence[int], tokens: Sequence[SampledToken]) -> int:
+    """How many leading tokens of the draft came out: all of `tokens`, or all but the last."""
+    last = len(tokens) - 1
+    agrees = 0 <= last < len(draft) and tokens[last].token_id == draft[last]
+    return last + 1 if agrees else max(last, 0)
+
+
 def _next(
     row: NDArray[np.float32],
     params: SamplingParams,

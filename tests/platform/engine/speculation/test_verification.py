@@ -9,8 +9,8 @@ import math
 import numpy as np
 import pytest
 
-from polyloom.platform.engine.sampler import sample
-from polyloom.platform.engine.speculation.verification import verify
+from polyloom.platform.engine.sampler import SampledToken, sample
+from polyloom.platform.engine.speculation.verification import matched_tokens, verify
 from polyloom.routing.sampling_params import SamplingParams
 
 VOCABULARY = 10
@@ -264,3 +264,19 @@ def test_every_draft_of_two_tokens_gives_the_same_text():
     for draft in itertools.product(range(VOCABULARY), repeat=2):
         out = by_verification(sampling, PROMPT, list(draft))
         assert out == right[: len(out)]
+
+
+@pytest.mark.parametrize(
+    ("draft", "came", "matched"),
+    [
+        ((1, 2, 3), (1, 2, 9), 2),
+        ((1, 2, 3), (1, 2, 3, 9), 3),
+        ((1, 2, 3), (1, 2), 2),  # the second ended the text
+        ((1, 2), (9,), 0),
+        ((1, 2), (), 0),
+    ],
+)
+def test_drafted_tokens_that_came_out_are_counted(
+    draft: tuple[int, ...], came: tuple[int, ...], matched: int
+) -> None:
+    assert matched_tokens(draft, [SampledToken(token, None) for token in came]) == matched
