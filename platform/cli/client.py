@@ -92,7 +92,7 @@ def server_options(command: Callable[..., R]) -> Callable[..., R]:
         envvar="POLYLOOM_URL",
         default="http://127.0.0.1:8000",
         show_default=True,
-        help="Where the server is.",
+        help="Where the server is (POLYLOOM_URL).",
     )
     @click.option("--key", envvar="POLYLOOM_API_KEY", help="Your key (POLYLOOM_API_KEY).")
     @click.option("--json", "as_json", is_flag=True, help="Print the server's answer as JSON.")

@@ -239,7 +239,8 @@ class Controller:
             for place, survival in survivals.items()
             if place not in guesses or sum(survival) > guesses[place].expected
         }
-        return depths | dict.fromkeys(wanted, self._depth(drafter, wanted, load))
+        depth = self._depth(drafter, wanted, load)
+        return depths | {place: depth if place in wanted else 0 for place in survivals}
 
     def _depth(self, drafter: Drafter, survivals: dict[int, list[float]], load: Load) -> int:
         """The common depth that pays best for drafts with these chances, by place."""

@@ -302,3 +302,20 @@ def test_the_better_of_two_drafters_is_asked(decoding, scripted):
     world.step()
     chosen = world.controller.choose([world.candidate(sequence)], Load(1, 100.0, ROOM))
     assert chosen[sequence.sequence_id].drafter == "good"
+
+
+def test_a_drafter_that_pays_does_not_rest_because_a_lookup_had_better(decoding, scripted):
+    found = [True]
+    lookup = scripted(lambda tokens, length: [1] * length if found[0] else [], name="lookup")
+    model = scripted(anything, name="model", looks_up=False)
+    world = World(decoding, [lookup, model])
+    sequence, controller = world.sequences[0], world.controller
+    for name in ("lookup", "model"):
+        teach(controller.acceptance, sequence, 50, 4, name, confidence=0.9)
+    controller.ran(1, 100.0, machine(1))
+    for _ in range(2):  # the first is the baseline
+        controller.choose([world.candidate(sequence)], Load(1, 100.0, ROOM))
+    asked, found[0], controller._allowance = model.asked, False, 0.0
+    chosen = controller.choose([world.candidate(sequence)], Load(1, 100.0, ROOM))
+    assert chosen[sequence.sequence_id].drafter == "model"
+    assert model.asked == asked + 1
